@@ -1,0 +1,44 @@
+"""Curves: what a training log is turned into, whatever its format.
+
+Legend of shape suffixes: ``_N`` logged steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Curves:
+    """The metric curves of one run, on one clock.
+
+    Attributes:
+        source: Where the curves come from, for humans.
+        steps_N: Training steps, strictly increasing integers as float64.
+        values: Canonical metric name → values_N. NaN where the metric was not logged at that step *or* was logged as
+            non-finite; the second kind is also listed in `nonfinite`.
+        nonfinite: Canonical metric name → the steps at which it was logged as NaN, inf or null. Non-finite values are
+            an event channel and never enter a median.
+        events: Things the log says happened, e.g. ``("resume", 40)``.
+    """
+
+    source: str
+    steps_N: Array
+    values: Mapping[str, Array]
+    nonfinite: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    events: tuple[tuple[str, int], ...] = ()
+
+    def __post_init__(self) -> None:
+        assert (np.diff(self.steps_N) > 0).all(), "steps must increase"
+        assert all(v.shape == self.steps_N.shape for v in self.values.values())
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """Names of the metrics that have at least one value."""
+        return tuple(self.values)

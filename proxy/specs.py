@@ -1,0 +1,142 @@
+"""What the stages of the proxy package hand each other: frozen, torch-free, hashable by content."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+
+def content_key(*parts: Any) -> str:
+    """Return a short hash of JSON-able parts, the key under which a stage's result is stored."""
+    text = json.dumps(parts, sort_keys=True, separators=(",", ":"), default=asdict)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Settings of one GRPO run, under verl's words where verl has one.
+
+    Attributes:
+        steps: Training steps (one rollout batch each).
+        prompts: Prompts a step (`data.train_batch_size`).
+        group_size: Responses a prompt (`rollout.n`).
+        mini_batches: Optimizer updates a step (train_batch_size / ppo_mini_batch_size).
+        epochs: Passes over the batch (`actor.ppo_epochs`).
+        lr: Learning rate of AdamW.
+        kl_coef: Coefficient of the k3 KL loss to the frozen reference (`actor.kl_loss_coef`).
+        clip_ratio: PPO clip.
+        max_grad_norm: Gradient clipping (`actor.optim.clip_grad`).
+        temperature: Sampling temperature.
+        max_new_tokens: Response cap.
+        old_log_prob: "rollout" or "trainer": whose log-probabilities the ratio is taken against.
+        exact: Rollout = the trainer's own weights and forward in full precision (mismatch exactly 0).
+        eval_every: Steps between held-out evaluations (0: never; the last step is always evaluated otherwise).
+        eval_prompts: Held-out prompts of one evaluation.
+        data_seed: Seed of the prompt order, 0 for "follow the run's seed".
+    """
+
+    steps: int = 60
+    prompts: int = 12
+    group_size: int = 8
+    mini_batches: int = 2
+    epochs: int = 1
+    lr: float = 8e-5
+    kl_coef: float = 0.1
+    clip_ratio: float = 0.2
+    max_grad_norm: float = 1.0
+    temperature: float = 0.9
+    max_new_tokens: int = 8
+    old_log_prob: str = "rollout"
+    exact: bool = False
+    eval_every: int = 0
+    eval_prompts: int = 128
+    data_seed: int = 0
+
+
+@dataclass(frozen=True)
+class FaultSpec:
+    """A fault as an engine receives it.
+
+    Attributes:
+        id: Fault id of the card.
+        form: overrides, transform or event.
+        stage: Stage it attaches to.
+        inject: Dotted path ``module:function`` of the injection, resolved only inside a worker.
+        params: Parameter values.
+        from_step: First step at which the fault is active (1 is the first).
+        until_step: Last active step, 0 for none.
+        probability: Chance that the fault is active in a step of that window.
+    """
+
+    id: str
+    form: str
+    stage: str
+    inject: str
+    params: dict[str, float] = field(default_factory=dict)
+    from_step: int = 1
+    until_step: int = 0
+    probability: float = 1.0
+
+
+@dataclass(frozen=True)
+class RunSpec:
+    """One run: model, recipe, fault or none, seed."""
+
+    model: str
+    recipe: Recipe
+    seed: int
+    fault: FaultSpec | None = None
+
+    def key(self, model_hash: str) -> str:
+        """Return the content key of this run for a model with the given hash."""
+        return content_key(model_hash, asdict(self.recipe), self.seed, self.fault and asdict(self.fault))
+
+
+@dataclass(frozen=True)
+class BuildSpec:
+    """One proxy build.
+
+    Attributes:
+        checkpoint: Folder in Hugging Face layout.
+        out: Folder to write.
+        experts: Experts kept a layer (K).
+        strategy: multi_view, a "+"-joined subset of router, coactivation, context, or frequency, random, first_k, merge.
+        alpha: Weights of the three views (router, co-activation, context).
+        normalisation: The tilde of the joint distance: min_max, max or rank.
+        calibration: "embedded" or a JSONL file of token-id lists or texts.
+        calibration_tokens: Tokens used at most.
+        seed: Seed of the `random` strategy and of calibration rollouts.
+    """
+
+    checkpoint: str
+    out: str
+    experts: int
+    strategy: str = "multi_view"
+    alpha: tuple[float, float, float] = (1 / 3, 1 / 3, 1 / 3)
+    normalisation: str = "min_max"
+    calibration: str = "embedded"
+    calibration_tokens: int = 65536
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class RunOutcome:
+    """How a run ended.
+
+    Attributes:
+        status: "completed" or "failed".
+        reason: Why it failed, one line.
+        steps: Steps that were completed.
+        witness: Numbers measured during the run (see the cards' witness rules).
+        cpu_s: CPU seconds of the run.
+        wall_s: Seconds of the run.
+    """
+
+    status: str
+    reason: str = ""
+    steps: int = 0
+    witness: dict[str, float] = field(default_factory=dict)
+    cpu_s: float = 0.0
+    wall_s: float = 0.0

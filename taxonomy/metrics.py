@@ -1,0 +1,78 @@
+"""Canonical metrics: verl's names, plus our own where verl has none.
+
+Each metric says how it is compared: the transform *g* applied before effects are taken (log10 for quantities that
+live on a ratio scale, logit for fractions near 0 or 1, identity otherwise) and the absolute floor, in transformed
+units, under which a difference is not worth a claim whatever the noise. Rollout–trainer mismatch metrics stay in
+absolute units (nats, probability, share of routes): their healthy level differs by four decades between fp32 and
+bf16, and a ratio to a round-off floor would make every mismatch fault look alike.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One canonical metric.
+
+    Attributes:
+        name: verl's key, or ours.
+        title: Short name for humans.
+        unit: Unit of the raw value, "" for none.
+        kind: outcome, divergence, optimization, mismatch, routing, length, config or cost. `config` and `cost`
+            metrics never enter a ranking: they give the setting away or depend on the machine.
+        transform: "identity", "log10" or "logit".
+        epsilon: Added before log10, or the clip of a logit.
+        floor: Smallest difference, in transformed units, that is ever called a movement.
+    """
+
+    name: str
+    title: str
+    unit: str
+    kind: str
+    transform: str = "identity"
+    epsilon: float = 0.0
+    floor: float = 0.0
+
+    @property
+    def ranks(self) -> bool:
+        """Whether the metric takes part in scoring."""
+        return self.kind not in ("config", "cost")
+
+
+METRICS: tuple[Metric, ...] = (
+    Metric("critic/rewards/mean", "reward", "", "outcome", floor=0.02),
+    Metric("val-core/reward/mean", "held-out reward", "", "outcome", floor=0.02),
+    Metric("actor/kl_loss", "KL to reference", "nat", "divergence", "log10", 1e-4, 0.05),
+    Metric("actor/ppo_kl", "KL to old policy", "nat", "divergence", floor=1e-3),
+    Metric("actor/entropy", "entropy", "nat", "divergence", floor=0.02),
+    Metric("actor/grad_norm", "gradient norm", "", "optimization", "log10", 1e-6, 0.05),
+    Metric("actor/pg_loss", "policy loss", "", "optimization", floor=5e-3),
+    Metric("actor/pg_clipfrac", "clipped share", "share", "optimization", floor=5e-3),
+    Metric("critic/advantages/max", "largest advantage", "", "optimization", floor=0.05),
+    Metric("critic/advantages/min", "smallest advantage", "", "optimization", floor=0.05),
+    Metric("training/rollout_probs_diff_mean", "rollout–trainer probability gap", "prob.", "mismatch", floor=1e-3),
+    Metric("training/rollout_probs_diff_max", "largest probability gap", "prob.", "mismatch", floor=2e-2),
+    Metric("training/rollout_probs_diff_std", "spread of the probability gap", "prob.", "mismatch", floor=1e-3),
+    Metric("training/rollout_actor_probs_pearson_corr", "rollout–trainer correlation", "", "mismatch", floor=2e-3),
+    Metric("rollout_corr/kl", "rollout–trainer KL (k1)", "nat", "mismatch", floor=1e-3),
+    Metric("rollout_corr/k3_kl", "rollout–trainer KL (k3)", "nat", "mismatch", floor=1e-3),
+    Metric("rollout_corr/log_ppl_abs_diff", "log-perplexity gap", "nat", "mismatch", floor=1e-3),
+    Metric("rollout_corr/chi2_token", "rollout–trainer chi²", "", "mismatch", floor=2e-3),
+    Metric("routing/agreement/mean", "route agreement", "share", "routing", floor=2e-3),
+    Metric("routing/load_entropy/mean", "expert-load entropy", "nat", "routing", floor=0.01),
+    Metric("routing/load_max/mean", "largest expert load", "× mean", "routing", floor=0.05),
+    Metric("rollout/weight_lag", "weight lag", "updates", "mismatch", floor=0.5),
+    Metric("response_length/mean", "response length", "tokens", "length", floor=0.05),
+    Metric("response_length/clip_ratio", "truncated share", "share", "length", floor=0.01),
+    Metric("rollout/zero_std_groups", "groups without a signal", "share", "outcome", floor=0.02),
+    Metric("actor/lr", "learning rate", "", "config"),
+    Metric("actor/kl_coef", "KL coefficient", "", "config"),
+    Metric("actor/loss", "total loss", "", "cost"),
+    Metric("critic/rewards/answer", "reward for the answer", "", "cost"),
+    Metric("critic/rewards/format", "reward for the format", "", "cost"),
+    Metric("critic/score/mean", "score", "", "config"),
+    Metric("timing_s/step", "time a step", "s", "cost"),
+    Metric("perf/throughput", "throughput", "tokens/s", "cost"),
+)
+
+METRIC_BY_NAME = {metric.name: metric for metric in METRICS}
