@@ -1,0 +1,61 @@
+# Needs make and Python 3.11 or later, nothing else. Everything is installed into $(VENV).
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+PLAYBOOK ?= playbooks/kl_spike.yaml
+
+.DEFAULT_GOAL := help
+.PHONY: help setup setup-test run test bench clean distclean
+
+help:
+	@echo "make setup   the environment, in $(VENV)"
+	@echo "make run     set-up, then: diagnose run $(PLAYBOOK)"
+	@echo "make test    set-up with the test extras, then lint, types, layers and the whole suite"
+	@echo "make bench   set-up, then CPU seconds a step, seconds to build, wall time of the playbook"
+	@echo "make clean   remove caches and build products; make distclean: also $(VENV)"
+
+# Stamps make a second call instant: a target is redone only when what it was made from has changed.
+$(VENV)/.python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "error: $(PYTHON) is older than Python 3.11" >&2; \
+		  echo "mend: make PYTHON=/path/to/a/newer/python" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	@touch $@
+
+# torch comes first and alone, so that its build (CPU, CUDA) is chosen by the machine and not by a resolver run.
+$(VENV)/.torch: $(VENV)/.python constraints.txt
+	$(PIP) install --quiet -c constraints.txt torch
+	@touch $@
+
+$(VENV)/.setup: $(VENV)/.torch pyproject.toml
+	$(PIP) install --quiet -c constraints.txt -e .
+	@touch $@
+
+$(VENV)/.setup-test: $(VENV)/.setup
+	$(PIP) install --quiet -c constraints.txt -e '.[dev]'
+	@touch $@
+
+setup: $(VENV)/.setup
+
+setup-test: $(VENV)/.setup-test
+
+run: setup
+	$(BIN)/diagnose run $(PLAYBOOK)
+
+test: setup-test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python -m pytest
+
+bench: setup
+	$(BIN)/python -m tests.bench
+
+clean:
+	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	find diagnose proxy taxonomy playbooks tests -name __pycache__ -type d -prune -exec rm -rf {} +
+
+distclean: clean
+	rm -rf $(VENV)
