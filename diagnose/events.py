@@ -99,7 +99,7 @@ class VerdictEvent(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class EndEvent(Event):
-    """The runner's last word: "completed", "interrupted" or "failed", and the exit code its viewer ends with."""
+    """The runner's last word: "completed", "interrupted" or "failed", and the exit code for its viewer."""
 
     kind: ClassVar[str] = "end"
     status: str
@@ -129,13 +129,12 @@ def from_line(line: str) -> Event | None:
         raw = json.loads(line)
         cls = _BY_KIND[raw.pop("kind")]
         known = {f.name for f in fields(cls)}
-        return cls(
-            **{
-                key: tuple(value) if isinstance(value, list) else value
-                for key, value in raw.items()
-                if key in known
-            }
-        )
+        values: dict[str, Any] = {
+            key: tuple(value) if isinstance(value, list) else value
+            for key, value in raw.items()
+            if key in known
+        }
+        return cls(**values)
     except (ValueError, KeyError, TypeError, AttributeError):
         return None
 

@@ -1,9 +1,10 @@
 """The run folder: where a session keeps everything it was given, did and found.
 
-    RUN_DIR/ session.json · playbook.yaml · inputs/*.jsonl · events.jsonl · runner.pid, runner.lock, runner.log,
-             worker_*.log · proxy/ · runs/<run id>/{spec.json, metrics.jsonl, outcome.json} · result.json
+    RUN_DIR/ session.json · playbook.yaml · inputs/*.jsonl · events.jsonl · runner.pid, runner.lock,
+             runner.log, worker_*.log · proxy/ · runs/<run id>/{spec.json, metrics.jsonl, outcome.json} ·
+             result.json
 
-Whether a runner is alive is asked of the lock and not of the pid: a lock ends with its process, a pid is reused.
+Whether a runner is alive is asked of the lock, not of the pid: a lock ends with its process, a pid is reused.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import re
 import signal
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -139,7 +140,7 @@ class RunFolder:
             return False
 
     def stop(self, patience_s: float = 20.0) -> bool:
-        """End the runner: SIGTERM, then SIGKILL when it takes longer than `patience_s`. Returns whether one ran."""
+        """End the runner: SIGTERM, after `patience_s` SIGKILL. Returns whether one was at work."""
         if not self.is_alive():
             return False
         pid = int((self.path / "runner.pid").read_text())
@@ -155,10 +156,8 @@ class RunFolder:
     @staticmethod
     def _signal(pid: int, number: signal.Signals) -> None:
         """Send a signal to a process that may have ended by itself meanwhile."""
-        try:
+        with suppress(ProcessLookupError):
             os.kill(pid, number)
-        except ProcessLookupError:
-            pass
 
 
 def create(name: str, out: Path | None = None) -> RunFolder:
