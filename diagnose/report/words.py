@@ -1,0 +1,198 @@
+"""What a result says in plain words: shared by every report and by the TUI, so that they never disagree."""
+
+from __future__ import annotations
+
+import re
+
+from diagnose.report.text import literal, number
+from diagnose.result import AnomalyType, Candidate, Direction, MetricResult, Result, Verdict
+from taxonomy.metrics import METRIC_BY_NAME
+
+VERDICT_SYMBOL = {
+    Verdict.REPRODUCED: "✔",
+    Verdict.REPRODUCED_NOT_SPECIFIC: "≈",
+    Verdict.PARTLY: "~",
+    Verdict.NOT_REPRODUCED: "✘",
+    Verdict.INCONCLUSIVE: "?",
+    Verdict.INJECTION_FAILED: "!",
+    Verdict.NO_FAULT: "○",
+}
+VERDICT_WORD = {
+    Verdict.REPRODUCED: "reproduced",
+    Verdict.REPRODUCED_NOT_SPECIFIC: "one of several",
+    Verdict.PARTLY: "only partly",
+    Verdict.NOT_REPRODUCED: "not reproduced",
+    Verdict.INCONCLUSIVE: "inconclusive",
+    Verdict.INJECTION_FAILED: "not injected",
+    Verdict.NO_FAULT: "no fault",
+}
+VERDICT_TITLE = {
+    Verdict.REPRODUCED: "Reproduced and specific",
+    Verdict.REPRODUCED_NOT_SPECIFIC: "Reproduced, not specific",
+    Verdict.PARTLY: "Only partly reproduced",
+    Verdict.NOT_REPRODUCED: "Not reproduced",
+    Verdict.INCONCLUSIVE: "Inconclusive",
+    Verdict.INJECTION_FAILED: "Injection failed",
+    Verdict.NO_FAULT: "No fault",
+}
+VERDICT_STYLE = {
+    Verdict.REPRODUCED: "green",
+    Verdict.REPRODUCED_NOT_SPECIFIC: "yellow",
+    Verdict.PARTLY: "yellow",
+    Verdict.NOT_REPRODUCED: "red",
+    Verdict.INCONCLUSIVE: "magenta",
+    Verdict.INJECTION_FAILED: "magenta",
+    Verdict.NO_FAULT: "green",
+}
+DIRECTION_WORD = {
+    Direction.UP: "▲ up",
+    Direction.DOWN: "▼ down",
+    Direction.NONE: "= same",
+    Direction.UNDETERMINED: "? unclear",
+}
+_VERB = {
+    Direction.UP: "rises",
+    Direction.DOWN: "falls",
+    Direction.NONE: "does not move",
+    Direction.UNDETERMINED: "does not clearly move",
+}
+_MOVED = (Direction.UP, Direction.DOWN)
+
+
+def metric_title(name: str) -> str:
+    """Return the short human name of a canonical metric, the name itself where it is not ours."""
+    metric = METRIC_BY_NAME.get(name)
+    return metric.title if metric else literal(name, 60)
+
+
+def best(result: Result) -> Candidate | None:
+    """Return the candidate that the verdict is about: the first that shares the verdict, or the first."""
+    ranking = result.score.ranking
+    same = [candidate for candidate in ranking if candidate.verdict == result.score.verdict]
+    return next(iter(same or ranking), None)
+
+
+def titles(result: Result, faults: tuple[str, ...]) -> str:
+    """Return the titles of some candidates as a list in words."""
+    known = {candidate.fault: candidate.title for candidate in result.score.ranking}
+    names = [literal(known.get(fault, fault), 80) for fault in faults]
+    return names[0] if len(names) == 1 else ", ".join(names[:-1]) + " and " + names[-1] if names else "others"
+
+
+def headline(result: Result) -> str:
+    """Return the one sentence that an engineer should read first."""
+    first = best(result)
+    title = literal(first.title, 80) if first else ""
+    sentence = {
+        Verdict.REPRODUCED: f"{title} reproduces the incident, and no other candidate does.",
+        Verdict.REPRODUCED_NOT_SPECIFIC: f"{title} reproduces the incident, but this evidence cannot tell it "
+        f"from {titles(result, first.rivals if first else ())}.",
+        Verdict.PARTLY: f"{title} comes nearest but reproduces only a part of the incident: a lead, not "
+        "yet a cause.",
+        Verdict.NOT_REPRODUCED: f"None of the {len(result.score.ranking)} candidates reproduces the "
+        "incident: its cause is probably not among them.",
+        Verdict.INCONCLUSIVE: "The evidence does not allow an answer.",
+        Verdict.INJECTION_FAILED: "The faults cannot be shown to have taken place in the proxy, so their "
+        "replays say nothing.",
+        Verdict.NO_FAULT: "The incident log stays within its healthy range: no fault to explain.",
+    }[result.score.verdict]
+    if result.status == "completed":
+        return sentence
+    return f"The experiment was not completed ({literal(result.status, 30)}). On what there is: {sentence}"
+
+
+def what_to_do(result: Result) -> tuple[str, ...]:
+    """Return the next steps, the most useful first."""
+    first, verdict = best(result), result.score.verdict
+    steps: list[str] = []
+    if result.status != "completed":
+        steps.append("Resume the run: what is already done is kept.")
+    if first and verdict == Verdict.REPRODUCED:
+        steps.append(literal(first.fix))
+    elif first and verdict == Verdict.REPRODUCED_NOT_SPECIFIC:
+        if first.split_by:
+            steps.append(f"To tell them apart, look at: {literal(first.split_by)}")
+        known = {candidate.fault: candidate for candidate in result.score.ranking}
+        suspects = [first, *(known[rival] for rival in first.rivals if rival in known)]
+        steps += [f"If it is {literal(c.title, 80)}: {literal(c.fix)}" for c in suspects if c.fix]
+    elif first and verdict == Verdict.PARTLY:
+        if first.split_by:
+            steps.append(f"Look at: {literal(first.split_by)}")
+        steps.append(
+            f"Check {literal(first.title, 80)} by hand before acting on it. {literal(first.fix)}".strip()
+        )
+    elif verdict == Verdict.NOT_REPRODUCED:
+        steps.append("Widen the candidates, or look outside the library: data, reward, infrastructure.")
+    elif verdict == Verdict.INCONCLUSIVE:
+        steps.append(
+            "Give it more to go on: a healthy twin of the run, a longer log, more seeds or more steps."
+        )
+    elif verdict == Verdict.INJECTION_FAILED:
+        steps.append("Read the workers' logs in the run folder, then resume the run.")
+    if result.not_tried and verdict not in (Verdict.REPRODUCED, Verdict.NO_FAULT):
+        steps.append(f"Not replayed yet: {', '.join(literal(fault, 60) for fault in result.not_tried)}.")
+    return tuple(step for step in steps if step)
+
+
+def agreement_word(metric: MetricResult) -> str:
+    """Return in one or two words whether the proxy did what the original did."""
+    original, proxy = metric.original, metric.proxy
+    if original in _MOVED:
+        if proxy == original:
+            return "agrees"
+        return "opposite" if proxy in _MOVED else "proxy silent"
+    if proxy in _MOVED:
+        return "proxy only"
+    return "agrees" if original == proxy == Direction.NONE else "no claim"
+
+
+def onset_word(onset: tuple[int, int] | None) -> str:
+    """Return an onset interval in updates, "–" where there is none."""
+    if onset is None:
+        return "–"
+    low, high = onset
+    return f"{low}" if low == high else f"{low}–{high}"
+
+
+def describe(name: str, metric: MetricResult) -> str:
+    """Return the text that stands beside a metric's chart and says all that the chart shows."""
+
+    def side(direction: Direction, kind: AnomalyType, onset: tuple[int, int] | None) -> str:
+        shape = f" ({kind.value})" if kind != AnomalyType.NONE else ""
+        since = f" from update {onset_word(onset)}" if onset else ""
+        return f"{_VERB[direction]}{since}{shape}"
+
+    trend = (
+        "" if metric.trend is None else f" Similarity of the two effect curves: {number(metric.trend, 2)}."
+    )
+    original = side(metric.original, metric.type_original, metric.onset_original)
+    proxy = side(metric.proxy, metric.type_proxy, metric.onset_proxy)
+    return (
+        f"{metric_title(name)} {original} in the original and {proxy} in the proxy: {agreement_word(metric)}."
+        f"{trend} Effect {number(metric.effect_original)} against a margin of "
+        f"{number(metric.margin_original)} (original), {number(metric.effect_proxy)} against {number(metric.margin_proxy)} (proxy)."
+    )
+
+
+def key_metrics(candidate: Candidate, limit: int = 6) -> tuple[str, ...]:
+    """Return the metrics to show first: primary ones, then those that moved most in the original."""
+
+    def weight(name: str) -> tuple[float, ...]:
+        metric = candidate.metrics[name]
+        z = metric.z_original if metric.z_original == metric.z_original else 0.0
+        return (-metric.weight, metric.original not in _MOVED, -abs(z))
+
+    return tuple(sorted(candidate.metrics, key=weight)[:limit])
+
+
+def witness_word(candidate: Candidate) -> str:
+    """Return whether the injection was proved, in a word."""
+    if candidate.witness_ok:
+        return "seen"
+    return "not seen" if candidate.witness else "missing"
+
+
+def fault_of_run(run: str) -> str | None:
+    """Return the fault in a run id (`<fault>-x<strength>-s<seed>`), None for a healthy run."""
+    match = re.fullmatch(r"(.+)-x[^-]+-s\d+", run)
+    return match[1] if match else None
