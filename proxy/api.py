@@ -122,9 +122,9 @@ def parse_event(line: str) -> WorkerEvent | None:
 
 
 def worker_command() -> list[str]:
-    """Return the command that starts a worker."""
+    """Return the command that starts a worker; -P, so that no `proxy` folder of the user's comes first."""
     override = os.environ.get(COMMAND_VARIABLE)
-    return shlex.split(override) if override else [sys.executable, "-m", "proxy.worker"]
+    return shlex.split(override) if override else [sys.executable, "-P", "-m", "proxy.worker"]
 
 
 def _die_with_parent() -> Callable[[], None] | None:

@@ -1,0 +1,91 @@
+"""The terminal: stdout is data, stderr is narration.
+
+Only text that passed through `literal` is printed, never as markup: strings come from other people's logs.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from diagnose.report.text import literal
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+
+
+@dataclass(frozen=True)
+class Terminal:
+    """Where everything the program says goes.
+
+    Attributes:
+        verbosity: −1 says errors only, 0 progress, 1 also details.
+        json_only: stdout is for one JSON document; tables are not printed.
+    """
+
+    verbosity: int = 0
+    json_only: bool = False
+
+    @property
+    def live(self) -> bool:
+        """Whether a moving display is welcome: a terminal, no CI, not asked to be quiet."""
+        return (
+            self.verbosity >= 0
+            and sys.stderr.isatty()
+            and os.environ.get("CI", "").lower() in ("", "0", "false")
+            and os.environ.get("TERM") != "dumb"
+        )
+
+    def stderr(self) -> Console:
+        """Return a rich console on stderr (NO_COLOR is honoured by rich; no markup, no highlighting)."""
+        from rich.console import Console
+
+        return Console(stderr=True, markup=False, highlight=False, emoji=False)
+
+    def say(self, text: str, level: int = 0) -> None:
+        """Print one line of narration, at verbosity `level` and above."""
+        if self.verbosity >= level:
+            print(literal(text), file=sys.stderr, flush=True)
+
+    def warn(self, text: str) -> None:
+        """Print a warning."""
+        self.say(f"warning: {text}")
+
+    def error(self, message: str, mend: str = "") -> None:
+        """Print an error, and what to do about it, whatever the verbosity."""
+        print(f"error: {literal(message)}", file=sys.stderr, flush=True)
+        if mend:
+            print(f"mend: {literal(mend)}", file=sys.stderr, flush=True)
+
+    def data(self, text: str) -> None:
+        """Print data as it is."""
+        sys.stdout.write(text if text.endswith("\n") else text + "\n")
+        sys.stdout.flush()
+
+    def json(self, value: object) -> None:
+        """Print a JSON document; non-finite numbers become null."""
+        import json
+
+        from diagnose.report.json import finite
+
+        self.data(json.dumps(finite(value), indent=2, ensure_ascii=False, allow_nan=False))
+
+    def show(self, view: RenderableType) -> None:
+        """Print a rich renderable as data: coloured on a terminal, plain in a pipe."""
+        from rich.console import Console
+
+        Console(markup=False, highlight=False, emoji=False).print(view)
+
+    def table(self, header: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
+        """Print a plain table; the first column is text, the others are aligned to the right."""
+        from rich.table import Table
+        from rich.text import Text
+
+        table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold", pad_edge=False)
+        for number, title in enumerate(header):
+            table.add_column(title, justify="left" if number == 0 else "right")
+        for row in rows:
+            table.add_row(*(Text(literal(cell)) for cell in row))
+        self.show(table)
