@@ -16,7 +16,6 @@ from diagnose.report.evidence import Evidence, line
 from diagnose.report.svg import Series, chart
 from diagnose.report.text import literal, number, percent, seconds
 from diagnose.report.words import (
-    DIRECTION_WORD,
     VERDICT_SYMBOL,
     VERDICT_TITLE,
     VERDICT_WORD,
@@ -26,6 +25,7 @@ from diagnose.report.words import (
     headline,
     key_metrics,
     metric_title,
+    movement,
     onset_word,
     what_to_do,
     witness_word,
@@ -173,20 +173,20 @@ def _figure(candidate: Candidate, name: str, evidence: Evidence) -> str:
 def _numbers(candidate: Candidate) -> str:
     header = [
         ("metric", False), ("original", False), ("proxy", False), ("direction", False), ("trend", True),
-        ("onset original", True), ("onset proxy", True), ("effect ± margin, original", True),
-        ("effect ± margin, proxy", True), ("z original", True), ("z proxy", True), ("weight", True),
+        ("onset original", True), ("onset proxy", True), ("effect (margin), original", True),
+        ("effect (margin), proxy", True), ("z original", True), ("z proxy", True), ("weight", True),
     ]  # fmt: skip
     rows = [
         [
             f"{metric_title(name)} ({name})",
-            f"{DIRECTION_WORD[m.original]}, {m.type_original.value}",
-            f"{DIRECTION_WORD[m.proxy]}, {m.type_proxy.value}",
+            movement(m.original, m.type_original),
+            movement(m.proxy, m.type_proxy),
             agreement_word(m),
             "–" if m.trend is None else number(m.trend, 2),
             onset_word(m.onset_original),
             onset_word(m.onset_proxy),
-            f"{number(m.effect_original)} ± {number(m.margin_original)}",
-            f"{number(m.effect_proxy)} ± {number(m.margin_proxy)}",
+            f"{number(m.effect_original)} ({number(m.margin_original)})",
+            f"{number(m.effect_proxy)} ({number(m.margin_proxy)})",
             number(m.z_original, 2),
             number(m.z_proxy, 2),
             str(m.weight),

@@ -6,7 +6,6 @@ import re
 
 from diagnose.report.text import literal, number, percent, seconds
 from diagnose.report.words import (
-    DIRECTION_WORD,
     VERDICT_SYMBOL,
     VERDICT_TITLE,
     VERDICT_WORD,
@@ -15,6 +14,7 @@ from diagnose.report.words import (
     headline,
     key_metrics,
     metric_title,
+    movement,
     onset_word,
     what_to_do,
     witness_word,
@@ -24,9 +24,9 @@ from diagnose.result import Candidate, Result
 
 def escape(text: object) -> str:
     """Return foreign text so that Markdown, and the HTML and links inside it, show it literally."""
-    plain = literal(text).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-    plain = re.sub(r"([\\`*_{}\[\]#|~$@])", lambda m: f"&#{ord(m[1])};", plain)
-    return re.sub(r"://", "&#58;//", plain)
+    plain = re.sub(r"([\\`*\[\]{}#|~])|(?<![^\W_])_|_(?![^\W_])", lambda m: "\\" + m[0], literal(text))
+    plain = plain.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    return plain.replace("@", "&#64;").replace("://", "&#58;//").replace("www.", "www&#46;")
 
 
 def to_markdown(result: Result) -> str:
@@ -83,8 +83,8 @@ def _metrics(candidate: Candidate) -> list[str]:
     rows = [
         [
             escape(metric_title(name)),
-            f"{DIRECTION_WORD[metric.original]}, {metric.type_original.value}",
-            f"{DIRECTION_WORD[metric.proxy]}, {metric.type_proxy.value}",
+            movement(metric.original, metric.type_original),
+            movement(metric.proxy, metric.type_proxy),
             agreement_word(metric),
             "–" if metric.trend is None else number(metric.trend, 2),
             f"{onset_word(metric.onset_original)} / {onset_word(metric.onset_proxy)}",

@@ -9,7 +9,6 @@ from rich.text import Text
 
 from diagnose.report.text import literal, number, percent, seconds
 from diagnose.report.words import (
-    DIRECTION_WORD,
     VERDICT_STYLE,
     VERDICT_SYMBOL,
     VERDICT_TITLE,
@@ -19,6 +18,7 @@ from diagnose.report.words import (
     headline,
     key_metrics,
     metric_title,
+    movement,
     onset_word,
     what_to_do,
     witness_word,
@@ -26,7 +26,7 @@ from diagnose.report.words import (
 from diagnose.result import AnomalyType, Candidate, Direction, Result, Verdict
 
 _DIRECTION_STYLE = {Direction.UP: "cyan", Direction.DOWN: "blue"}
-_AGREEMENT_STYLE = {"agrees": "green", "opposite": "red", "proxy silent": "red", "proxy only": "yellow"}
+_AGREEMENT_STYLE = {"agrees": "green", "opposite": "red", "silent": "red", "extra": "yellow"}
 
 
 def result_view(result: Result) -> RenderableType:
@@ -89,11 +89,16 @@ def ranking_view(result: Result) -> Table:
 
 def metrics_view(candidate: Candidate, limit: int = 12) -> Table:
     """Return what one candidate did to each metric, against what the original did."""
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold", pad_edge=False)
+    table = Table(box=None, padding=(0, 1, 0, 0), header_style="bold", pad_edge=False)
+    table.caption = Text(
+        "trend: likeness of the two effect curves, −1 to 1 · onset: updates since the start, original/proxy",
+        "dim",
+    )
+    table.caption_justify = "left"
     table.add_column("metric", overflow="fold", ratio=1)
     table.add_column("original", no_wrap=True)
     table.add_column("proxy", no_wrap=True)
-    table.add_column("direction", no_wrap=True)
+    table.add_column("match", no_wrap=True)
     table.add_column("trend", justify="right", no_wrap=True)
     table.add_column("onset o/p", no_wrap=True)
     for name in key_metrics(candidate, limit):
@@ -105,7 +110,7 @@ def metrics_view(candidate: Candidate, limit: int = 12) -> Table:
             _movement(metric.proxy, metric.type_proxy),
             Text(agreement, _AGREEMENT_STYLE.get(agreement, "")),
             "–" if metric.trend is None else number(metric.trend, 2),
-            f"{onset_word(metric.onset_original)} / {onset_word(metric.onset_proxy)}",
+            f"{onset_word(metric.onset_original)}/{onset_word(metric.onset_proxy)}",
         )
     return table
 
@@ -131,8 +136,7 @@ def reasons_view(result: Result) -> RenderableType:
 
 
 def _movement(direction: Direction, kind: AnomalyType) -> Text:
-    shape = "" if kind == AnomalyType.NONE else f" {kind.value}"
-    return Text(f"{DIRECTION_WORD[direction]}{shape}", _DIRECTION_STYLE.get(direction, ""))
+    return Text(movement(direction, kind), _DIRECTION_STYLE.get(direction, ""))
 
 
 def _bullet(text: str) -> RenderableType:

@@ -16,8 +16,8 @@ _ESCAPES = re.compile(
     r"|\x1b[@-Z\\^_c=>78]",
     re.DOTALL,
 )
-# Control, format (bidi overrides, zero-width), surrogate, unassigned, line and paragraph separators.
-_UNPRINTABLE = {"Cc", "Cf", "Cs", "Cn", "Zl", "Zp"}
+# Control, format (bidi overrides, zero-width), surrogate, unassigned and private-use characters.
+_UNPRINTABLE = {"Cc", "Cf", "Cs", "Cn", "Co"}
 
 
 def literal(text: object, limit: int = 2000) -> str:
@@ -28,11 +28,11 @@ def literal(text: object, limit: int = 2000) -> str:
         limit: Longest result; what is cut off is marked by "…".
 
     Returns:
-        The text without terminal control sequences, control and bidirectional characters. Line breaks and
-        tabs become spaces. Markup of any kind is left as it stands: escaping it is the business of each format.
+        The text without terminal control sequences, control and bidirectional characters; every kind of white
+        space is a blank. Markup is left as it stands: escaping it is the business of each format.
     """
     plain = _ESCAPES.sub("", str(text))
-    plain = re.sub(r"[\t\r\n\v\f]+", " ", plain)
+    plain = re.sub(r"[\t\r\n\v\f]+|[^\S ]", " ", plain)
     plain = "".join(char for char in plain if unicodedata.category(char) not in _UNPRINTABLE)
     return plain if len(plain) <= limit else plain[: limit - 1] + "…"
 

@@ -134,16 +134,25 @@ def what_to_do(result: Result) -> tuple[str, ...]:
     return tuple(step for step in steps if step)
 
 
+def movement(direction: Direction, kind: AnomalyType) -> str:
+    """Return a direction and, where there is one, the shape of the effect: "▲ up gradual"."""
+    shape = "" if kind == AnomalyType.NONE else f" {kind.value}"
+    return f"{DIRECTION_WORD[direction]}{shape}"
+
+
 def agreement_word(metric: MetricResult) -> str:
-    """Return in one or two words whether the proxy did what the original did."""
+    """Return in a word whether the proxy did what the original did.
+
+    "silent": only the original moved; "extra": only the proxy did; "unclear": one of them is undetermined.
+    """
     original, proxy = metric.original, metric.proxy
-    if original in _MOVED:
-        if proxy == original:
-            return "agrees"
-        return "opposite" if proxy in _MOVED else "proxy silent"
-    if proxy in _MOVED:
-        return "proxy only"
-    return "agrees" if original == proxy == Direction.NONE else "no claim"
+    if Direction.UNDETERMINED in (original, proxy):
+        return "unclear"
+    if original == proxy:
+        return "agrees"
+    if Direction.NONE not in (original, proxy):
+        return "opposite"
+    return "silent" if proxy == Direction.NONE else "extra"
 
 
 def onset_word(onset: tuple[int, int] | None) -> str:
@@ -167,11 +176,12 @@ def describe(name: str, metric: MetricResult) -> str:
     )
     original = side(metric.original, metric.type_original, metric.onset_original)
     proxy = side(metric.proxy, metric.type_proxy, metric.onset_proxy)
-    return (
-        f"{metric_title(name)} {original} in the original and {proxy} in the proxy: {agreement_word(metric)}."
-        f"{trend} Effect {number(metric.effect_original)} against a margin of "
-        f"{number(metric.margin_original)} (original), {number(metric.effect_proxy)} against {number(metric.margin_proxy)} (proxy)."
+    sizes = (
+        f"Effect {number(metric.effect_original)} against a margin of {number(metric.margin_original)} "
+        f"(original), {number(metric.effect_proxy)} against {number(metric.margin_proxy)} (proxy)."
     )
+    title, agreement = metric_title(name), agreement_word(metric)
+    return f"{title} {original} in the original and {proxy} in the proxy: {agreement}.{trend} {sizes}"
 
 
 def key_metrics(candidate: Candidate, limit: int = 6) -> tuple[str, ...]:
