@@ -81,11 +81,12 @@ class StepEvent(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class NoteEvent(Event):
-    """A sentence for humans; `level` is "info" or "warn"."""
+    """A sentence for humans; `level` is "info", "warn" or "error" (why the session failed, and the mend)."""
 
     kind: ClassVar[str] = "note"
     text: str
     level: str = "info"
+    mend: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

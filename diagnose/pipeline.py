@@ -1,0 +1,268 @@
+"""The pipeline of a session: build the proxy, replay the candidates, score, write the answer.
+
+A stage whose result is there is skipped. A replay is there when its `outcome.json` is and its `spec.json` carries
+the key of the very run that is planned: same proxy, recipe, seed and fault.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from typing import Any
+
+from diagnose.errors import ExitCode, RunError
+from diagnose.events import (
+    EventLog,
+    NoteEvent,
+    RunEvent,
+    SessionEvent,
+    StageEvent,
+    StepEvent,
+    Tail,
+    VerdictEvent,
+)
+from diagnose.result import Result, Score, Verdict
+from diagnose.session import PlannedRun, Session, load, plan_runs
+from diagnose.store import RunFolder, read_json, write_json
+from proxy.api import Done, Failed, Job, Note, Started, Step, WorkerPool
+from proxy.specs import RunOutcome
+
+KEY_METRICS = (
+    "critic/rewards/mean",
+    "actor/kl_loss",
+    "actor/entropy",
+    "actor/grad_norm",
+    "training/rollout_probs_diff_mean",
+    "rollout_corr/kl",
+    "routing/agreement/mean",
+    "routing/load_max/mean",
+)
+"""What a step event carries; the rest is in the run's own metrics file."""
+
+BUILD = "build"
+
+_EXIT = {
+    Verdict.REPRODUCED: ExitCode.OK,
+    Verdict.REPRODUCED_NOT_SPECIFIC: ExitCode.OK,
+    Verdict.NO_FAULT: ExitCode.OK,
+    Verdict.PARTLY: ExitCode.NOT_REPRODUCED,
+    Verdict.NOT_REPRODUCED: ExitCode.NOT_REPRODUCED,
+    Verdict.INJECTION_FAILED: ExitCode.RUN_FAILED,
+    Verdict.INCONCLUSIVE: ExitCode.INCONCLUSIVE,
+}
+
+
+def exit_code(result: Result, expect: Mapping[str, str] | None = None) -> ExitCode:
+    """Return the exit code of a result: that of its verdict, or of `expect` (0 met, 1 unmet) where there is one."""
+    if result.status != "completed":
+        return ExitCode.INTERRUPTED if result.status == "interrupted" else ExitCode.RUN_FAILED
+    if expect:
+        from diagnose.report.junit import unmet
+
+        return ExitCode.NOT_REPRODUCED if unmet(result, expect) else ExitCode.OK
+    return _EXIT[result.score.verdict]
+
+
+def execute(folder: RunFolder, log: EventLog) -> Result:
+    """Carry out a session from wherever it stands; return its result, which is then in `result.json` too.
+
+    Raises:
+        RunError: The proxy could not be built, or no healthy replay came through.
+        OSError: The disk is full or broken; what is finished stays.
+    """
+    begin, earlier_s = time.monotonic(), worked_s(folder)
+    session = load(folder)
+    log.append(
+        SessionEvent(
+            name=session.name,
+            symptom=session.symptom,
+            candidates=tuple(planned.fault for planned in session.candidates),
+            seeds=session.seeds,
+            steps=session.recipe.steps,
+        )
+    )
+    log.append(StageEvent(stage="import", status="done", detail=_imported(folder)))
+    with WorkerPool(session.workers, folder.path) as pool:
+        _build(session, folder, log, pool)
+        not_tried, failures = Replays(session, folder, log, pool, begin).run()
+    log.append(StageEvent(stage="score", status="started"))
+    wall_s = earlier_s + time.monotonic() - begin
+    result = evaluate(session, folder, not_tried=not_tried, failures=failures, wall_s=wall_s)
+    log.append(StageEvent(stage="score", status="done"))
+    log.append(StageEvent(stage="report", status="started"))
+    from diagnose.report.json import to_json
+    from diagnose.report.words import headline
+
+    write_json(folder.result, to_json(result))
+    log.append(StageEvent(stage="report", status="done", detail=folder.result.name))
+    log.append(VerdictEvent(verdict=result.score.verdict.value, summary=headline(result)))
+    return result
+
+
+def worked_s(folder: RunFolder) -> float:
+    """Return the seconds that earlier runners worked in a folder, by their first and last events."""
+    total, first, last = 0.0, 0.0, 0.0
+    for event in Tail(folder.events).poll():
+        if isinstance(event, SessionEvent):
+            total += last - first
+            first = event.t
+        last = event.t
+    return total + last - first
+
+
+def _imported(folder: RunFolder) -> str:
+    """Say what was imported; raises RunError when the run folder lost it."""
+    faulty, healthy = (len(list(folder.inputs.glob(f"{kind}_*.jsonl"))) for kind in ("faulty", "healthy"))
+    if not faulty:
+        raise RunError(f"{folder.inputs} holds no curves of the incident", "start the run anew")
+    return f"{faulty} faulty, {healthy} healthy"
+
+
+def _build(session: Session, folder: RunFolder, log: EventLog, pool: WorkerPool) -> None:
+    """Build the proxy, unless it is there (it appears under its name only when it is complete)."""
+    spec = session.build
+    what = f"{spec.experts} experts by {spec.strategy} from {session.checkpoint}"
+    if (folder.proxy / "proxy_manifest.json").is_file():
+        log.append(StageEvent(stage="build", status="skipped", detail=what))
+        return
+    log.append(StageEvent(stage="build", status="started", detail=what))
+    pool.submit(Job(BUILD, "build", asdict(spec) | {"out": str(folder.proxy)}, str(folder.proxy)))
+    for event in pool.events():
+        if isinstance(event, Note):
+            log.append(NoteEvent(text=event.text))
+        elif isinstance(event, Failed):
+            log.append(StageEvent(stage="build", status="failed", detail=event.reason))
+            raise RunError(
+                f"the proxy could not be built: {event.reason}",
+                f"see {folder.path}/worker_0.log" if event.died else "",
+            )
+    log.append(StageEvent(stage="build", status="done", detail=what))
+
+
+def proxy_hash(folder: RunFolder) -> str:
+    """Return the content hash of the built proxy, from its manifest."""
+    manifest = read_json(folder.proxy / "proxy_manifest.json")
+    assert isinstance(manifest, dict)
+    return str(manifest["hash"])
+
+
+class Replays:
+    """The replay stage: runs what is missing, in order, as many at a time as there are workers, within the budget."""
+
+    def __init__(
+        self, session: Session, folder: RunFolder, log: EventLog, pool: WorkerPool, begin: float
+    ) -> None:
+        self._session, self._folder, self._log, self._pool = session, folder, log, pool
+        self._planned = {run.id: run for run in plan_runs(session, folder.proxy)}
+        self._model_hash = proxy_hash(folder)
+        self._durations: list[float] = []
+        self._spent_before = 0.0
+        self._begin = begin
+        self.failures: dict[str, str] = {}
+
+    def run(self) -> tuple[dict[str, str], dict[str, str]]:
+        """Run what is missing; return (faults not tried → reason, failed runs → reason).
+
+        Raises:
+            RunError: No healthy replay came through.
+        """
+        missing = deque(run for run in self._planned.values() if not self._is_there(run))
+        self._spent_before = sum(self._durations) / self._session.workers
+        if not missing:
+            self._log.append(StageEvent(stage="replay", status="skipped", detail=f"{len(self._planned)} runs"))
+        else:
+            self._log.append(StageEvent(stage="replay", status="started", detail=f"{len(missing)} runs"))
+            left_out = self._race(missing)
+            detail = f"{len(self._durations)} of {len(self._planned)} runs"
+            if left_out:
+                detail += f", {left_out} left out: {self._session.budget_s:g} s budget spent"
+            self._log.append(StageEvent(stage="replay", status="done", detail=detail))
+        return self._accounts()
+
+    def _is_there(self, run: PlannedRun) -> bool:
+        """Whether the very run was finished before; tells the viewers, either way."""
+        home = self._folder.runs / run.id
+        outcome = read_outcome(home)
+        if outcome and (read_json(home / "spec.json") or {}).get("key") == run.spec.key(self._model_hash):
+            self._note_end(run, outcome)
+            return True
+        self._tell(run, "queued")
+        return False
+
+    def _race(self, missing: deque[PlannedRun]) -> int:
+        """Run all of `missing` that the budget allows; return how many it did not."""
+        left_out = 0
+        while missing or self._pool.outstanding:
+            while missing and self._pool.free:
+                run = missing.popleft()
+                if run.planned is None or self._fits():
+                    self._submit(run)
+                else:
+                    left_out += 1
+            for event in self._pool.poll():
+                self._take(event)
+        return left_out
+
+    def _fits(self) -> bool:
+        """Whether a further replay is likely to end within the budget."""
+        if not self._session.budget_s:
+            return True
+        spent = self._spent_before + time.monotonic() - self._begin
+        expected = statistics.median(self._durations) if self._durations else 0.0
+        return spent + expected <= self._session.budget_s
+
+    def _submit(self, run: PlannedRun) -> None:
+        home = self._folder.runs / run.id
+        home.mkdir(parents=True, exist_ok=True)
+        for stale in ("outcome.json", "metrics.jsonl"):
+            (home / stale).unlink(missing_ok=True)
+        write_json(home / "spec.json", {"key": run.spec.key(self._model_hash), "spec": asdict(run.spec)})
+        self._pool.submit(Job(run.id, "run", asdict(run.spec), str(home)))
+
+    def _take(self, event: Any) -> None:
+        """Pass one worker event on to the event file."""
+        run = self._planned[event.id]
+        match event:
+            case Started():
+                self._tell(run, "started")
+            case Step():
+                data = {name: event.data[name] for name in KEY_METRICS if name in event.data}
+                self._log.append(StepEvent(run=run.id, step=event.step, steps=event.steps, data=data))
+            case Note():
+                self._log.append(NoteEvent(text=f"{run.id}: {event.text}"))
+            case Done():
+                outcome = read_outcome(self._folder.runs / run.id)
+                if outcome is None:
+                    self._fail(run, "the worker reported an end but wrote no outcome.json")
+                else:
+                    self._note_end(run, outcome)
+            case Failed():
+                self._fail(run, event.reason)
+
+    def _note_end(self, run: PlannedRun, outcome: RunOutcome) -> None:
+        if outcome.status != "completed":
+            self._fail(run, outcome.reason or outcome.status)
+            return
+        self._durations.append(outcome.wall_s)
+        self._tell(run, "done", witness=outcome.witness)
+
+    def _fail(self, run: PlannedRun, reason: str) -> None:
+        self.failures[run.id] = reason
+        self._tell(run, "failed", reason)
+
+    def _tell(
+        self, run: PlannedRun, status: str, reason: str = "", witness: Mapping[str, float] | None = None
+    ) -> None:
+        self._log.append(
+            RunEvent(
+                run=run.id,
+                fault=run.fault,
+                seed=run.seed,
+                status=status,
+                reason=reason,
+                witness=witness or {},
+            )
+        )

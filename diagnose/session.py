@@ -1,0 +1,168 @@
+"""A session: all that `diagnose run` was asked to do, resolved once, written to `session.json`, never changed.
+
+The runner reads nothing else (no playbook, no log, no environment), so a session resumed on another day is
+the same session. Planning is pure: `plan_runs` says which replays there are and in which order they start.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from diagnose.errors import RunError
+from diagnose.store import RunFolder, read_json
+from proxy.specs import BuildSpec, FaultSpec, Recipe, RunSpec
+from taxonomy.registry import FaultCard
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True)
+class PlannedFault:
+    """A candidate at one strength.
+
+    Attributes:
+        fault: Fault id.
+        strength: Multiple of the card's default.
+        spec: The fault as an engine receives it.
+    """
+
+    fault: str
+    strength: float
+    spec: FaultSpec
+
+
+@dataclass(frozen=True)
+class PlannedRun:
+    """One replay.
+
+    Attributes:
+        id: Name of its folder: ``healthy-s<seed>`` or ``<fault>-x<strength>-s<seed>``.
+        seed: Seed.
+        planned: The candidate, None for a healthy replay.
+        spec: What the engine gets.
+    """
+
+    id: str
+    seed: int
+    planned: PlannedFault | None
+    spec: RunSpec
+
+    @property
+    def fault(self) -> str | None:
+        """Fault id, None for a healthy replay."""
+        return self.planned.fault if self.planned else None
+
+
+@dataclass(frozen=True)
+class Session:
+    """The content of `session.json`.
+
+    Attributes:
+        name: Playbook name.
+        symptom: Symptom id.
+        engine: Engine name.
+        source: Where the proxy comes from: checkpoint, sibling or embedded.
+        checkpoint: The checkpoint as the playbook names it.
+        build: How the proxy is cut.
+        recipe: The recipe of all replays.
+        seeds: Seeds of the replays.
+        candidates: Faults to replay.
+        not_tried: Candidates that were left out beforehand, with the reason.
+        budget_s: Seconds for the replays, 0 for no limit. Candidates that don't fit are left out.
+        workers: Worker processes.
+        calibration: File of healthy seeds that the margins rest on, "" for none.
+        expect: `fault` and `verdict` that a CI job expects.
+    """
+
+    name: str
+    symptom: str
+    engine: str
+    source: str
+    checkpoint: str
+    build: BuildSpec
+    recipe: Recipe
+    seeds: tuple[int, ...]
+    candidates: tuple[PlannedFault, ...]
+    not_tried: Mapping[str, str] = field(default_factory=dict)
+    budget_s: float = 0.0
+    workers: int = 2
+    calibration: str = ""
+    expect: Mapping[str, str] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the session as JSON-able data."""
+        return {"schema": SCHEMA, **asdict(self)}
+
+    @staticmethod
+    def from_json(data: Mapping[str, Any]) -> Session:
+        """Return the session that `to_json` wrote.
+
+        Raises:
+            RunError: It was written by a version with another schema.
+        """
+        if data.get("schema") != SCHEMA:
+            raise RunError(
+                f"session.json has schema {data.get('schema')!r}, this version reads {SCHEMA}",
+                "resume it with the version that started it",
+            )
+        values = {key: value for key, value in data.items() if key != "schema"}
+        build = values.pop("build")
+        return Session(
+            **values
+            | {
+                "build": BuildSpec(**build | {"alpha": tuple(build["alpha"])}),
+                "recipe": Recipe(**values["recipe"]),
+                "seeds": tuple(values["seeds"]),
+                "candidates": tuple(
+                    PlannedFault(c["fault"], c["strength"], FaultSpec(**c["spec"]))
+                    for c in values["candidates"]
+                ),
+            }
+        )
+
+
+def load(folder: RunFolder) -> Session:
+    """Return the session of a run folder. Raises RunError where there is none that this version reads."""
+    data = read_json(folder.session)
+    if not isinstance(data, dict):
+        raise RunError(f"{folder.session} is missing or broken")
+    return Session.from_json(data)
+
+
+def fault_spec(card: FaultCard, strength: float, from_step: int = 1) -> FaultSpec:
+    """Return a card's fault at a strength, as an engine receives it."""
+    return FaultSpec(
+        id=card.id,
+        form=card.form.value,
+        stage=card.stage.value,
+        inject=card.inject,
+        params=card.values(strength),
+        from_step=from_step,
+    )
+
+
+def plan_runs(session: Session, model: Path) -> list[PlannedRun]:
+    """Return all replays of a session, in the order in which they start.
+
+    The healthy ones come first, because without them nothing can be scored. Then the candidates take turns:
+    each gets its first seed before any gets its second, so that a budget cuts depth and not candidates.
+
+    Args:
+        session: The session.
+        model: Folder of the proxy.
+    """
+    healthy = RunSpec(model=str(model), recipe=session.recipe, seed=0)
+    runs = [PlannedRun(f"healthy-s{seed}", seed, None, replace(healthy, seed=seed)) for seed in session.seeds]
+    return runs + [
+        PlannedRun(
+            f"{planned.fault}-x{planned.strength:g}-s{seed}",
+            seed,
+            planned,
+            replace(healthy, seed=seed, fault=planned.spec),
+        )
+        for seed in session.seeds
+        for planned in session.candidates
+    ]
