@@ -47,7 +47,7 @@ class Recipe:
     clip_ratio: float = 0.2
     max_grad_norm: float = 1.0
     temperature: float = 0.9
-    max_new_tokens: int = 8
+    max_new_tokens: int = 6
     old_log_prob: str = "rollout"
     exact: bool = False
     eval_every: int = 0

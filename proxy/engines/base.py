@@ -1,0 +1,47 @@
+"""What every engine offers, and the capability table: which faults an engine can express (torch-free)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from taxonomy.registry import FaultCard
+from taxonomy.stages import Form, Stage
+
+
+@dataclass(frozen=True)
+class Capability:
+    """One thing an engine can do to a run.
+
+    Attributes:
+        stage: Stage of the step.
+        form: Form of injection.
+        tensors: Names of the tensors a transform sees there, or of the settings an override may change.
+    """
+
+    stage: Stage
+    form: Form
+    tensors: tuple[str, ...] = ()
+
+
+CAPABILITIES: dict[str, tuple[Capability, ...]] = {
+    "local": (
+        Capability(Stage.SYNC, Form.EVENT),
+        Capability(Stage.SYNC, Form.TRANSFORM, ("every parameter and buffer, by name",)),
+        Capability(Stage.ROLLOUT, Form.TRANSFORM, ("scale", "logits", "log_probs", "routes")),
+        Capability(Stage.REWARD, Form.TRANSFORM, ("rewards",)),
+        Capability(Stage.REFERENCE, Form.TRANSFORM, ("log_probs",)),
+        Capability(Stage.ADVANTAGE, Form.TRANSFORM, ("advantages",)),
+        Capability(Stage.FORWARD, Form.TRANSFORM, ("log_probs",)),
+        Capability(Stage.LOSS, Form.OVERRIDES, ("kl_coef", "clip_ratio")),
+        Capability(Stage.GRADIENTS, Form.OVERRIDES, ("max_grad_norm",)),
+        Capability(Stage.OPTIMIZER, Form.OVERRIDES, ("lr",)),
+        Capability(Stage.OPTIMIZER, Form.EVENT),
+    ),
+}
+
+
+def refusal(engine: str, card: FaultCard) -> str:
+    """Return why an engine cannot express a fault, "" where it can."""
+    if any(c.stage == card.stage and c.form == card.form for c in CAPABILITIES[engine]):
+        return ""
+    return f"the {engine} engine has no {card.form} injection at the {card.stage} stage"

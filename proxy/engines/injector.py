@@ -1,0 +1,123 @@
+"""A fault bound to a run: when it is active, what it does at each stage, and the numbers that prove it took place."""
+
+from __future__ import annotations
+
+import importlib
+import random
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from proxy.specs import FaultSpec, Recipe
+from taxonomy.stages import Action, Form, Stage, StageContext
+
+
+class InjectionRefused(ValueError):
+    """The injection can't be resolved, or the engine cannot express it."""
+
+
+def resolve(path: str) -> Callable[..., Any]:
+    """Return the function behind ``module:function``.
+
+    Raises:
+        InjectionRefused: There is no such function.
+    """
+    module, _, name = path.partition(":")
+    try:
+        found: Callable[..., Any] = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise InjectionRefused(f"injection {path!r} cannot be resolved: {error}") from error
+    return found
+
+
+class Injector:
+    """Applies one fault, or none, and keeps its witness.
+
+    A transform's witness is measured on the tensors themselves (`transform_change`, the mean relative change over all
+    calls; for routes `routes_changed`, the share of expert choices that differ), an event's by counting
+    (`events_skipped`), an override's by the engine, which reads the settings back from where they act.
+    """
+
+    def __init__(self, fault: FaultSpec | None, seed: int) -> None:
+        self.fault = fault
+        self._seed = seed
+        self._sums: dict[str, float] = defaultdict(float)
+        self._calls: dict[str, int] = defaultdict(int)
+        self._override: Callable[..., dict[str, Any]] | None = None
+        self._transform: Callable[[str, Any, StageContext], Any] | None = None
+        self._event: Callable[[StageContext], Action] | None = None
+        if fault is None:
+            return
+        made = resolve(fault.inject)
+        if fault.form == Form.OVERRIDES:
+            self._override = made
+        elif fault.form == Form.TRANSFORM:
+            self._transform = made(fault.params)
+        else:
+            self._event = made(fault.params)
+
+    def active(self, step: int) -> bool:
+        """Return whether the fault acts in this step (window, then a draw that depends on seed and step alone)."""
+        fault = self.fault
+        if fault is None or step < fault.from_step or (fault.until_step and step > fault.until_step):
+            return False
+        return fault.probability >= 1 or random.Random(f"{self._seed}/{step}").random() < fault.probability
+
+    def recipe(self, healthy: Recipe, step: int) -> Recipe:
+        """Return the recipe of this step."""
+        if self._override is None or not self.active(step):
+            return healthy
+        assert self.fault
+        return replace(healthy, **self._override(self.fault.params, asdict(healthy)))
+
+    def transform(self, stage: Stage, name: str, tensor: Any, context: StageContext) -> Any:
+        """Return the tensor (or the routes) as the stage goes on with it."""
+        if self._transform is None or self.fault is None or self.fault.stage != stage:
+            return tensor
+        if not self.active(context.step):
+            return tensor
+        changed = self._transform(name, tensor, context)
+        if isinstance(tensor, tuple):
+            # Order among the chosen experts does not matter, and a weight of 0 is an expert not chosen.
+            self._note("routes_changed", 1 - route_agreement(tensor, changed))
+        elif isinstance(tensor, Tensor) and changed is not tensor:
+            scale = tensor.float().abs().mean().clamp(min=1e-12)
+            self._note("transform_change", float((changed.float() - tensor.float()).abs().mean() / scale))
+        return changed
+
+    def event(self, stage: Stage, context: StageContext) -> Action:
+        """Return what happens at this stage now."""
+        if self._event is None or self.fault is None or self.fault.stage != stage:
+            return Action.DO
+        if not self.active(context.step):
+            return Action.DO
+        action = self._event(context)
+        self._sums["events_skipped"] += action is Action.SKIP
+        self._calls["events_skipped"] = 1
+        return action
+
+    def _note(self, key: str, value: float) -> None:
+        self._sums[key] += value
+        self._calls[key] += 1
+
+    def witness(self) -> dict[str, float]:
+        """Return the numbers measured so far."""
+        return {key: total / self._calls[key] for key, total in self._sums.items()}
+
+
+def route_agreement(left: tuple[Tensor, Tensor], right: tuple[Tensor, Tensor]) -> float:
+    """Return the share of the left side's experts that the right side also uses, averaged over tokens.
+
+    Args:
+        left: (expert ids_TK, weights_TK).
+        right: The same of the other side; experts with weight 0 are not used.
+    """
+    (left_TK, left_weight_TK), (right_TK, right_weight_TK) = left, right
+    same_TKK = (left_TK[:, :, None] == right_TK[:, None, :]) & (right_weight_TK[:, None, :] != 0)
+    used_TK = left_weight_TK != 0
+    shared_TK = same_TKK.any(-1) & used_TK
+    return float(shared_TK.sum() / torch.clamp(used_TK.sum(), min=1))

@@ -1,0 +1,114 @@
+"""Token-by-token decoding with a KV cache: the rollout side of the local engine.
+
+Legend of shape suffixes: ``_B`` responses, ``_P`` padded prompt positions, ``_L`` prompt and response positions,
+``_R`` response positions, ``_V`` vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from transformers import DynamicCache
+
+from proxy.engines.policy import Policy, positions_BL
+
+Tap = Callable[[str, Tensor], Tensor]
+"""(tensor name, tensor) → the tensor that the rollout goes on with; names: scale, logits, log_probs."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Sampled responses.
+
+    Attributes:
+        tokens_BL: Left-padded prompts followed by the responses; finished rows are filled with the pad token.
+        mask_BL: 1 for real tokens.
+        response_mask_BR: 1 for response tokens, the end token included.
+        log_probs_BR: Log-probabilities of the sampled tokens as the rollout reports them, float32.
+        sampled_log_probs_BR: The same before the `log_probs` tap touched them.
+    """
+
+    tokens_BL: Tensor
+    mask_BL: Tensor
+    response_mask_BR: Tensor
+    log_probs_BR: Tensor
+    sampled_log_probs_BR: Tensor
+
+
+def encode_prompts(policy: Policy, texts: list[str], device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return (tokens_BP, mask_BP) of left-padded prompts."""
+    rows = [policy.tokenizer.encode(text, add_special_tokens=False).ids for text in texts]
+    width = max(map(len, rows))
+    tokens_BP = torch.tensor([[policy.pad] * (width - len(row)) + row for row in rows], device=device)
+    mask_BP = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in rows], device=device)
+    return tokens_BP, mask_BP
+
+
+@torch.no_grad()
+def generate(
+    policy: Policy,
+    tokens_BP: Tensor,
+    mask_BP: Tensor,
+    *,
+    max_new_tokens: int,
+    temperature: float,
+    generator: torch.Generator,
+    tap: Tap = lambda _name, tensor: tensor,
+) -> Batch:
+    """Sample one response a row from the softmax of logits / temperature (temperature 0: greedy).
+
+    The randomness is Gumbel noise from `generator`, one draw a row and token, so a run is reproducible whatever the
+    batch's other rows do.
+    """
+    batch, device = len(tokens_BP), tokens_BP.device
+    cache = DynamicCache(config=policy.model.config)
+    scale = tap("scale", torch.tensor(1 / temperature if temperature else 1.0, dtype=torch.float32, device=device))
+    alive_B = torch.ones(batch, dtype=torch.long, device=device)
+    tokens, masks, reported, sampled = [tokens_BP], [mask_BP], [], []
+    step_BL = tokens_BP
+    for _ in range(max_new_tokens):
+        mask_BL = torch.cat(masks, 1)
+        logits_BV = policy.model(
+            input_ids=step_BL,
+            attention_mask=mask_BL,
+            position_ids=positions_BL(mask_BL)[:, -step_BL.shape[1] :],
+            past_key_values=cache,
+            use_cache=True,
+            logits_to_keep=1,
+        ).logits[:, -1]
+        logits_BV = tap("logits", logits_BV.float())
+        noise_BV = torch.empty(logits_BV.shape, dtype=torch.float32).exponential_(generator=generator)
+        true_scale = 1 / temperature if temperature else 1.0
+        choice_BV = logits_BV * true_scale - (noise_BV.to(device).log() if temperature else 0)
+        next_B = torch.where(alive_B == 1, choice_BV.argmax(-1), policy.pad)
+        chosen_B1 = next_B[:, None]
+        sampled.append((logits_BV * true_scale).log_softmax(-1).gather(-1, chosen_B1))
+        reported.append(tap("log_probs", (logits_BV * scale).log_softmax(-1).gather(-1, chosen_B1)))
+        tokens.append(chosen_B1)
+        masks.append(alive_B[:, None])
+        alive_B = alive_B * (next_B != policy.eos).long()
+        step_BL = chosen_B1
+        if not alive_B.any():
+            break
+    return Batch(
+        torch.cat(tokens, 1),
+        torch.cat(masks, 1),
+        torch.cat(masks[1:], 1),
+        torch.cat(reported, 1),
+        torch.cat(sampled, 1),
+    )
+
+
+def texts(policy: Policy, batch: Batch) -> list[str]:
+    """Return the responses as text, end token left out; special tokens inside stay visible."""
+    found = []
+    response_BR = batch.tokens_BL[:, -batch.response_mask_BR.shape[1] :]
+    for row_R, mask_R in zip(response_BR.tolist(), batch.response_mask_BR.tolist(), strict=True):
+        ids = [token for token, live in zip(row_R, mask_R, strict=True) if live]
+        if ids and ids[-1] == policy.eos:
+            ids.pop()
+        found.append(policy.tokenizer.decode(ids, skip_special_tokens=False))
+    return found
