@@ -21,11 +21,14 @@ class Curves:
     Attributes:
         source: Where the curves come from, for humans.
         steps_N: Training steps, strictly increasing integers as float64.
-        values: Canonical metric name → values_N. NaN where the metric was not logged at that step *or* was logged as
-            non-finite; the second kind is also listed in `nonfinite`.
-        nonfinite: Canonical metric name → the steps at which it was logged as NaN, inf or null. Non-finite values are
-            an event channel and never enter a median.
+        values: Canonical metric name → values_N. NaN where the metric was not logged at that step *or* was
+            logged as non-finite; the second kind is also listed in `nonfinite`.
+        nonfinite: Canonical metric name → the steps at which it was logged as NaN, inf or null. Non-finite
+            values are an event channel and never enter a median.
         events: Things the log says happened, e.g. ``("resume", 40)``.
+        resolution: Canonical metric name → size of the last printed digit, for logs that round every value
+            (old verl consoles print three decimals). Such a 0 means "less than half of it", not zero. Empty
+            for exact logs.
     """
 
     source: str
@@ -33,6 +36,7 @@ class Curves:
     values: Mapping[str, Array]
     nonfinite: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     events: tuple[tuple[str, int], ...] = ()
+    resolution: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         assert (np.diff(self.steps_N) > 0).all(), "steps must increase"

@@ -1,0 +1,98 @@
+"""What log readers yield, and what an import consists of."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from diagnose.curves import Curves
+
+
+@dataclass(frozen=True)
+class Record:
+    """The metrics that one line of a log gives for one training step.
+
+    Attributes:
+        line: Line number, counted from 1.
+        step: Training step, ≥ 0.
+        data: Raw key → value as logged; NaN and ±inf where the log says so, NaN for null.
+        not_numbers: Raw keys whose value is no number.
+        decimals: How many decimals every one of the line's non-integer values is printed with, None where
+            they differ or the format is exact.
+    """
+
+    line: int
+    step: int
+    data: Mapping[str, float]
+    not_numbers: tuple[str, ...] = ()
+    decimals: int | None = None
+
+
+@dataclass(frozen=True)
+class Rejected:
+    """A line, or a part of one, that should have been a record and is none."""
+
+    line: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class Run:
+    """One training run of a log (a file may hold several).
+
+    Attributes:
+        curves: The curves under canonical names.
+        names: Raw key → canonical name, one raw key for each canonical metric of `curves`.
+        unmapped: Raw keys that are not used: unknown, no number, or second best for a canonical metric that
+            another key already gives. In the order of their first appearance.
+        first_line: Line of the first record.
+        last_line: Line of the last record.
+        records: Records that the run was made of.
+        duplicates: Values that were logged again, unchanged.
+        conflicts: Values that were logged again for the same step with another value; the later one is kept.
+        replaced: Steps before a resume that were trained again after it; the later values are kept.
+    """
+
+    curves: Curves
+    names: Mapping[str, str]
+    unmapped: tuple[str, ...]
+    first_line: int
+    last_line: int
+    records: int
+    duplicates: int = 0
+    conflicts: int = 0
+    replaced: int = 0
+
+
+@dataclass(frozen=True)
+class Counts:
+    """How much of a log was understood.
+
+    Attributes:
+        lines: Number of the last line read.
+        records: Metric records.
+        rejected: Rejected lines, also those that `Import.rejected` no longer lists.
+    """
+
+    lines: int
+    records: int
+    rejected: int
+
+
+@dataclass(frozen=True)
+class Import:
+    """A log, understood.
+
+    Attributes:
+        source: The path as given, or "stdin".
+        format: Name of the reader.
+        runs: Runs in the order in which they were logged, at least one.
+        rejected: The first rejected lines (`diagnose.logs.MAX_REJECTED` at most).
+        counts: Totals.
+    """
+
+    source: str
+    format: str
+    runs: tuple[Run, ...]
+    rejected: tuple[Rejected, ...]
+    counts: Counts
