@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -72,20 +73,25 @@ class Terminal:
 
         self.data(json.dumps(finite(value), indent=2, ensure_ascii=False, allow_nan=False))
 
-    def show(self, view: RenderableType) -> None:
-        """Print a rich renderable as data: coloured on a terminal, plain in a pipe."""
+    def show(self, view: RenderableType, plain_width: int = 80) -> None:
+        """Print a rich renderable as data: coloured on a terminal, plain and `plain_width` wide in a pipe."""
         from rich.console import Console
 
-        Console(markup=False, highlight=False, emoji=False).print(view)
+        width = None if sys.stdout.isatty() else plain_width
+        console = Console(markup=False, highlight=False, emoji=False, width=width)
+        with console.capture() as captured:
+            console.print(view)
+        self.data("\n".join(line.rstrip() for line in captured.get().splitlines()))
 
-    def table(self, header: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
-        """Print a plain table; the first column is text, the others are aligned to the right."""
+    def table(self, header: Sequence[str], rows: Sequence[Sequence[str]], numbers: int = 0) -> None:
+        """Print a table whose last `numbers` columns are aligned to the right; the first column never wraps."""
         from rich.table import Table
         from rich.text import Text
 
         table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold", pad_edge=False)
-        for number, title in enumerate(header):
-            table.add_column(title, justify="left" if number == 0 else "right")
+        for index, title in enumerate(header):
+            right = index >= len(header) - numbers
+            table.add_column(title, justify="right" if right else "left", no_wrap=index == 0)
         for row in rows:
-            table.add_row(*(Text(literal(cell)) for cell in row))
-        self.show(table)
+            table.add_row(*(Text(literal(cell) if cell.strip() == cell else cell) for cell in row))
+        self.show(table, plain_width=120)

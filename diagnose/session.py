@@ -1,4 +1,4 @@
-"""A session: all that `diagnose run` was asked to do, resolved once, written to `session.json`, never changed.
+"""A session: all that `diagnose run` was asked to do, resolved once, kept in `session.json`, never changed.
 
 The runner reads nothing else (no playbook, no log, no environment), so a session resumed on another day is
 the same session. Planning is pure: `plan_runs` says which replays there are and in which order they start.
@@ -13,7 +13,7 @@ from typing import Any
 
 from diagnose.errors import RunError
 from diagnose.store import RunFolder, read_json
-from proxy.specs import BuildSpec, FaultSpec, Recipe, RunSpec
+from proxy.specs import BuildSpec, FaultSpec, Recipe, RunSpec, content_key
 from taxonomy.registry import FaultCard
 
 SCHEMA = 1
@@ -142,6 +142,11 @@ def fault_spec(card: FaultCard, strength: float, from_step: int = 1) -> FaultSpe
         params=card.values(strength),
         from_step=from_step,
     )
+
+
+def recipe_hash(recipe: Recipe) -> str:
+    """Return the content hash of a recipe; the seed of the prompt order is no part of it."""
+    return content_key({name: value for name, value in asdict(recipe).items() if name != "data_seed"})
 
 
 def plan_runs(session: Session, model: Path) -> list[PlannedRun]:

@@ -56,12 +56,25 @@ class Counts:
         return len(self.status)
 
 
+@dataclass
+class Watched:
+    """What a viewer has to tell at the end.
+
+    Attributes:
+        end: The runner's last word, None where it died without one.
+        problem: Why the session failed and the mend, None where it didn't.
+    """
+
+    end: EndEvent | None = None
+    problem: tuple[str, str] | None = None
+
+
 def follow(
     folder: RunFolder,
     terminal: Terminal,
     process: subprocess.Popen[bytes] | None = None,
     offset: int = 0,
-) -> EndEvent | None:
+) -> Watched:
     """Show what the runner of a folder does until it ends.
 
     Args:
@@ -69,22 +82,24 @@ def follow(
         terminal: Where to show it.
         process: The runner where this process started it; it is waited for, so that no zombie stays.
         offset: Where to start in the event file; what is before it is older than this runner.
-
-    Returns:
-        The runner's last word, None where it died without one.
     """
     tail = Tail(folder.events, offset)
-    end: EndEvent | None = None
+    watched = Watched()
     with ExitStack() as stack:
         show = stack.enter_context(_LiveView(terminal)) if terminal.live else _PlainView(terminal)
         while True:
             # Asked before the events are read: what was written before the end is then read for certain.
             alive = process.poll() is None if process else folder.is_alive()
             for event in tail.poll():
-                end = event if isinstance(event, EndEvent) else None
-                show(event)
+                watched.end = event if isinstance(event, EndEvent) else None
+                if isinstance(event, SessionEvent):
+                    watched.problem = None  # that of an earlier runner
+                if isinstance(event, NoteEvent) and event.level == "error":
+                    watched.problem = (event.text, event.mend)
+                else:
+                    show(event)
             if not alive:
-                return end
+                return watched
             time.sleep(POLL_S)
 
 

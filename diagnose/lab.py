@@ -1,0 +1,333 @@
+"""Commands that work on checkpoints without an incident: record, calibrate, inspect, compare, dynamics."""
+
+from __future__ import annotations
+
+import hashlib
+import shlex
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+from diagnose.console import Terminal
+from diagnose.errors import DiagnoseError
+from diagnose.jobs import model_hash, read_outcome, run_all, run_job
+from diagnose.session import fault_spec, recipe_hash
+from diagnose.store import read_json, write_json
+from proxy.specs import BuildSpec, Recipe, RunSpec
+
+if TYPE_CHECKING:
+    from diagnose.curves import Curves
+
+FIRST_CALIBRATION_SEED = 1001
+"""Calibration seeds start here, far from the seeds of replays: a margin is not read off the run it judges."""
+
+DYNAMICS = (
+    "critic/rewards/mean",
+    "actor/kl_loss",
+    "actor/entropy",
+    "actor/grad_norm",
+    "response_length/mean",
+    "training/rollout_probs_diff_mean",
+    "routing/load_entropy/mean",
+)
+"""Metrics of the healthy training dynamics (the paper's Figure 2), where they were logged."""
+
+
+def changed(recipe: Recipe, settings: Sequence[str]) -> Recipe:
+    """Return a recipe with ``name=value`` settings applied.
+
+    Raises:
+        DiagnoseError: A name is no field of the recipe, or a value has another type.
+    """
+    kinds = {item.name: type(getattr(recipe, item.name)) for item in fields(recipe)}
+    for setting in settings:
+        name, _, text = setting.partition("=")
+        if name not in kinds:
+            raise DiagnoseError(f"the recipe has no setting {name!r}", f"there are: {', '.join(kinds)}")
+        try:
+            value: Any = {"true": True, "false": False}[text] if kinds[name] is bool else kinds[name](text)
+        except (ValueError, KeyError):
+            raise DiagnoseError(f"{name} takes a {kinds[name].__name__}, not {text!r}") from None
+        recipe = replace(recipe, **{name: value})
+    return recipe
+
+
+@dataclass(frozen=True)
+class Recording:
+    """What `diagnose record` was asked for.
+
+    Attributes:
+        checkpoint: A folder, or ``embedded:NAME``.
+        recipe: The recipe.
+        seed: Seed of the run.
+        out: Log to write.
+        fault: Fault id, "" for a healthy run.
+        strength: Multiple of the card's default.
+        from_step: First step at which the fault is active.
+        answers: File that remembers the fault; required with one.
+        settings: The ``--set`` options as given, for the manifest.
+    """
+
+    checkpoint: str
+    recipe: Recipe
+    seed: int
+    out: Path
+    fault: str = ""
+    strength: float = 1.0
+    from_step: int = 1
+    answers: Path | None = None
+    settings: tuple[str, ...] = ()
+
+
+def record(order: Recording, terminal: Terminal) -> dict[str, Any]:
+    """Run the original, with a fault or without, and keep its log, a manifest and, apart, the answer.
+
+    The manifest says how to make such a log and nothing of the fault: it lies beside an incident that
+    somebody is to diagnose. Returns the manifest.
+
+    Raises:
+        DiagnoseError: There is a fault and no file for the answer.
+        RunError: The run failed.
+    """
+    from taxonomy.registry import library
+
+    if order.fault and order.answers is None:
+        raise DiagnoseError("a log with a fault needs a place for its answer", "add: --answers FILE.json")
+    fault = None
+    if order.fault:
+        fault = fault_spec(library()[order.fault], order.strength, order.from_step)
+    spec = RunSpec(order.checkpoint, order.recipe, order.seed, fault)
+    manifest = {
+        "schema": 1,
+        "log": order.out.name,
+        "command": _record_command(order),
+        "checkpoint": order.checkpoint,
+        "model_hash": model_hash(order.checkpoint, terminal),
+        "seed": order.seed,
+        "recipe": asdict(order.recipe),
+        "versions": versions(),
+    }
+    with TemporaryDirectory(prefix="diagnose-record-") as home:
+        run_all({"record": spec}, Path(home), 1, terminal)
+        order.out.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(Path(home) / "record" / "metrics.jsonl", order.out)
+        outcome = read_outcome(Path(home) / "record")
+        assert outcome is not None
+    manifest["sha256"] = hashlib.sha256(order.out.read_bytes()).hexdigest()
+    write_json(order.out.with_suffix(".manifest.json"), manifest)
+    if fault is not None and order.answers is not None:
+        answers = read_json(order.answers) or {}
+        answers[order.out.name] = {
+            "fault": order.fault,
+            "strength": order.strength,
+            "from_step": order.from_step,
+            "params": fault.params,
+            "witness": outcome.witness,
+        }
+        write_json(order.answers, answers)
+    return manifest
+
+
+def _record_command(order: Recording) -> str:
+    """Return the command that makes a healthy log of this kind: the fault's options are left out."""
+    words = ["diagnose", "record", "--checkpoint", order.checkpoint, "--seed", str(order.seed)]
+    words += ["--steps", str(order.recipe.steps)]
+    words += [word for setting in order.settings for word in ("--set", setting)]
+    return shlex.join([*words, "--out", order.out.name])
+
+
+def versions() -> dict[str, str]:
+    """Return the versions that a log depends on."""
+    import platform
+    from importlib.metadata import PackageNotFoundError, version
+
+    found = {"python": platform.python_version()}
+    for name in ("rl-diagnose", "torch", "transformers", "numpy"):
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            found[name] = "unknown"
+    return found
+
+
+def calibrate(
+    checkpoint: str,
+    cut: BuildSpec | None,
+    recipe: Recipe,
+    seeds: int,
+    out: Path,
+    with_original: bool,
+    workers: int | None,
+    terminal: Terminal,
+) -> dict[str, Any]:
+    """Run healthy seeds of a proxy (and of its original), store what healthy is like, return the manifest.
+
+    Args:
+        checkpoint: The original.
+        cut: How the proxy is cut from it; None: the checkpoint itself is what replays run on.
+        recipe: The recipe that replays will use.
+        seeds: Healthy seeds; 20 are the fewest with an honest 5 % margin.
+        out: File to write (``.npz``); the runs lie beside it until it is complete, so that an interrupted
+            calibration goes on.
+        with_original: Whether to run the original's seeds too.
+        workers: Worker processes, None for the number of cores.
+        terminal: Narration.
+
+    Raises:
+        RunError: A build or a run failed.
+    """
+    from diagnose.score.calibration import Calibration, SeedSet
+
+    if out.suffix != ".npz":
+        raise DiagnoseError(f"{out}: a calibration is an .npz file")
+    home = out.with_suffix(".work")
+    home.mkdir(parents=True, exist_ok=True)
+    model, proxy_hash = checkpoint, ""
+    if cut is not None:
+        model = str((home / "proxy").absolute())
+        manifest = read_json(home / "proxy" / "proxy_manifest.json")
+        if manifest is None:
+            manifest = run_job("build", asdict(replace(cut, out=model)), terminal)["manifest"]
+        proxy_hash = manifest["proxy_hash"]
+    original_hash = model_hash(checkpoint, terminal) if cut is None or with_original else ""
+    specs = {f"proxy-s{seed}": RunSpec(model, recipe, seed) for seed in _calibration_seeds(seeds)}
+    if cut is not None and with_original:
+        specs |= {
+            f"original-s{seed}": RunSpec(checkpoint, recipe, seed) for seed in _calibration_seeds(seeds)
+        }
+    curves = run_all(specs, home, workers, terminal)
+
+    def seed_set(kind: str) -> SeedSet:
+        return SeedSet.from_curves([run for name, run in curves.items() if name.startswith(f"{kind}-")])
+
+    calibration = Calibration(
+        proxy=seed_set("proxy"),
+        proxy_hash=proxy_hash or original_hash,
+        recipe_hash=recipe_hash(recipe),
+        original=seed_set("original") if cut is not None and with_original else None,
+        original_hash=original_hash if cut is not None and with_original else "",
+    )
+    calibration.save(out)
+    manifest = {
+        "schema": 1,
+        "checkpoint": checkpoint,
+        "cut": None if cut is None else {**asdict(cut), "out": "", "checkpoint": checkpoint},
+        "seeds": list(_calibration_seeds(seeds)),
+        "recipe": asdict(recipe),
+        "proxy_hash": calibration.proxy_hash,
+        "original_hash": calibration.original_hash,
+        "recipe_hash": calibration.recipe_hash,
+        "versions": versions(),
+    }
+    write_json(out.with_suffix(".manifest.json"), manifest)
+    shutil.rmtree(home)
+    return manifest
+
+
+def _calibration_seeds(count: int) -> range:
+    return range(FIRST_CALIBRATION_SEED, FIRST_CALIBRATION_SEED + count)
+
+
+def inspect(checkpoint: str, experts: int | None) -> dict[str, Any]:
+    """Return what a checkpoint is, from its headers alone, and what a build with `experts` would make of it.
+
+    Raises:
+        ValueError: The checkpoint is not readable, not understood, or the budget does not fit it.
+    """
+    from proxy.checkpoint import open_checkpoint
+    from proxy.embedded import resolve
+    from proxy.families import understand
+    from proxy.plan import plan_layout
+
+    folder = resolve(checkpoint)
+    opened = open_checkpoint(folder)
+    layout = understand(opened)
+    data: dict[str, Any] = {
+        "schema": 1,
+        "checkpoint": checkpoint,
+        "family": layout.family.model_type,
+        "moe_layers": list(layout.moe_layers),
+        "experts": layout.experts,
+        "top_k": layout.top_k,
+        "groups": layout.groups,
+        "parameters": opened.parameters,
+        "tensors": len(opened.tensors),
+        "manifest": read_json(folder / "proxy_manifest.json"),
+    }
+    if experts is not None:
+        data["plan"] = asdict(plan_layout(opened, layout, experts))
+    return data
+
+
+def dynamics(
+    checkpoint: str,
+    budgets: Sequence[int],
+    cut: BuildSpec,
+    recipe: Recipe,
+    seeds: Sequence[int],
+    workers: int | None,
+    terminal: Terminal,
+) -> list[dict[str, Any]]:
+    """Train the healthy original and healthy proxies at several budgets: the paper's Figure 2 as numbers.
+
+    Returns:
+        One row for each model and metric: start and end (medians over the first and the last fifth of the
+        steps, mean over seeds), the change with its standard error over seeds, and the curve.
+
+    Raises:
+        RunError: A build or a run failed.
+    """
+    with TemporaryDirectory(prefix="diagnose-dynamics-") as scratch:
+        home = Path(scratch)
+        models = {"original": checkpoint}
+        for budget in budgets:
+            name = f"proxy-{budget}"
+            spec = replace(cut, checkpoint=checkpoint, experts=budget, out=str(home / name))
+            terminal.say(f"building the proxy with {budget} experts")
+            models[name] = str(run_job("build", asdict(spec), terminal)["path"])
+        specs = {
+            f"{name}-s{seed}": RunSpec(model, recipe, seed)
+            for name, model in models.items()
+            for seed in seeds
+        }
+        curves = run_all(specs, home / "runs", workers, terminal)
+    return [
+        row for name in models for row in _dynamics_rows(name, [curves[f"{name}-s{seed}"] for seed in seeds])
+    ]
+
+
+def _dynamics_rows(model: str, runs: Sequence[Curves]) -> list[dict[str, Any]]:
+    """Return one row a metric for the healthy runs of one model."""
+    import numpy as np
+
+    rows = []
+    for metric in DYNAMICS:
+        if not all(metric in run.values for run in runs):
+            continue
+        curves_SN = np.stack([run.values[metric] for run in runs])
+        fifth = max(1, curves_SN.shape[1] // 5)
+        start_S = np.nanmedian(curves_SN[:, :fifth], axis=1)
+        end_S = np.nanmedian(curves_SN[:, -fifth:], axis=1)
+        change_S = end_S - start_S
+        rows.append(
+            {
+                "model": model,
+                "metric": metric,
+                "start": float(start_S.mean()),
+                "end": float(end_S.mean()),
+                "change": float(change_S.mean()),
+                "error": float(change_S.std(ddof=1) / len(runs) ** 0.5) if len(runs) > 1 else None,
+                "seeds": len(runs),
+                "curve": [float(value) for value in np.nanmean(curves_SN, axis=0)],
+            }
+        )
+    return rows
+
+
+def compare(spec: Mapping[str, Any], terminal: Terminal) -> list[Mapping[str, Any]]:
+    """Return accuracy by strategy and budget as paired differences (the paper's Tables 3 and 4)."""
+    rows: list[Mapping[str, Any]] = run_job("compare", spec, terminal)["rows"]
+    return rows
