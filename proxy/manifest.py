@@ -1,0 +1,119 @@
+"""The proxy's papers: what it was cut from and how, what stayed, and hashes that tell a change."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from proxy.checkpoint import CONFIG, open_checkpoint
+from proxy.families import Layout
+from proxy.layer_stats import LayerStats
+from proxy.plan import Plan
+from proxy.selection import Selection, jaccard
+from proxy.similarity import EPSILON
+from proxy.specs import BuildSpec
+
+MANIFEST = "proxy_manifest.json"
+SCHEMA = 1
+
+
+def file_hash(path: Path) -> str:
+    """Return the SHA-256 of a file's content."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def file_hashes(folder: str | Path) -> dict[str, str]:
+    """Return the SHA-256 of a checkpoint's config and of each of its safetensors files, by name.
+
+    Raises:
+        CheckpointError: The folder is no checkpoint.
+    """
+    checkpoint = open_checkpoint(folder)
+    return {name: file_hash(checkpoint.folder / name) for name in sorted((CONFIG, *checkpoint.metadata))}
+
+
+def checkpoint_hash(folder: str | Path) -> str:
+    """Return one hash over the content of a checkpoint: its config and its safetensors files.
+
+    Raises:
+        CheckpointError: The folder is no checkpoint.
+    """
+    return combined_hash(file_hashes(folder))
+
+
+def combined_hash(hashes: dict[str, str]) -> str:
+    """Return one hash over named hashes."""
+    return hashlib.sha256(json.dumps(hashes, sort_keys=True).encode()).hexdigest()
+
+
+def rows_hash(rows: Sequence[Sequence[int]]) -> str:
+    """Return a hash over calibration rows."""
+    return hashlib.sha256(json.dumps([list(map(int, row)) for row in rows]).encode()).hexdigest()
+
+
+def half_split_jaccard(
+    halves: Sequence[tuple[Selection, Selection] | None],
+) -> list[float] | None:
+    """Return the agreement of the two calibration halves' selections by layer; None without halves."""
+    found = [jaccard(pair[0].kept, pair[1].kept) for pair in halves if pair]
+    return found if found and len(found) == len(halves) else None
+
+
+def make_manifest(
+    spec: BuildSpec,
+    layout: Layout,
+    plan: Plan,
+    stats: Sequence[LayerStats],
+    selections: dict[int, Selection],
+    agreement: Sequence[float] | None,
+    calibration: dict[str, Any],
+    inputs: dict[str, str],
+    warnings: Sequence[str],
+) -> dict[str, Any]:
+    """Return the manifest, JSON-able; the hash of the proxy itself is added once it is written.
+
+    Args:
+        spec: What was asked for.
+        layout: The checkpoint's layout.
+        plan: Sizes before and after.
+        stats: Calibration statistics by layer.
+        selections: Experts kept, by layer.
+        agreement: Half-split Jaccard of each layer's selection.
+        calibration: Where the calibration rows came from.
+        inputs: `file_hashes` of the checkpoint.
+        warnings: Plain sentences.
+    """
+    layers = {}
+    for position, layer in enumerate(layout.moe_layers):
+        chosen, counts_E = selections[layer], stats[position].counts_E
+        routed = float(counts_E.sum())
+        layers[str(layer)] = {
+            "kept": list(chosen.kept),
+            "owner": list(chosen.owner),
+            "never_active": int((counts_E == 0).sum()) if stats[position].tokens else None,
+            "routed_share_kept": float(counts_E[list(chosen.kept)].sum()) / routed if routed else None,
+            "loss_start": chosen.start_loss,
+            "loss": chosen.loss,
+            "half_split_jaccard": agreement[position] if agreement else None,
+        }
+    return {
+        "schema": SCHEMA,
+        "spec": {**asdict(spec), "alpha": list(spec.alpha)},
+        "family": plan.family,
+        "source_hash": combined_hash(inputs),
+        "inputs": inputs,
+        "experts": {"before": plan.experts, "after": plan.kept, "top_k": plan.top_k},
+        "groups": {"count": plan.groups, "quota": plan.quota},
+        "parameters": {"before": plan.parameters_before, "after": plan.parameters_after},
+        "mtp_tensors_dropped": plan.mtp_tensors,
+        "calibration": calibration,
+        "epsilon": EPSILON,
+        "half_split_jaccard": sum(agreement) / len(agreement) if agreement else None,
+        "layers": layers,
+        "warnings": list(warnings),
+    }

@@ -1,0 +1,171 @@
+"""Which experts stay: swap-based K-Medoids and the choice of representatives, on plain arrays.
+
+Deterministic: ties are broken by what does not depend on how experts are numbered wherever there is such a
+thing, and by the lower number otherwise.
+
+Shape suffixes: E experts, C candidates (also experts), K medoids.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+Indices = NDArray[np.intp]
+
+MIN_GAIN = 1e-12
+"""Smallest decrease of the loss that counts; below it swaps would follow rounding errors in a circle."""
+
+
+@dataclass(frozen=True)
+class Clustering:
+    """A K-Medoids partition.
+
+    Attributes:
+        medoids: Medoid of each cluster.
+        labels: Cluster of each expert.
+        loss: Sum of distances to the nearest medoid.
+        start_loss: The same before the first swap.
+        swaps: Swaps made.
+    """
+
+    medoids: tuple[int, ...]
+    labels: tuple[int, ...]
+    loss: float
+    start_loss: float
+    swaps: int
+
+
+@dataclass(frozen=True)
+class Selection:
+    """The experts of one layer that stay.
+
+    Attributes:
+        kept: Their numbers, ascending.
+        owner: For every expert the kept one that stands for it (itself, where it stays).
+        start_loss: K-Medoids loss at the start; 0 where nothing was clustered.
+        loss: K-Medoids loss at the end.
+    """
+
+    kept: tuple[int, ...]
+    owner: tuple[int, ...]
+    start_loss: float = 0.0
+    loss: float = 0.0
+
+
+def by_frequency(counts_E: Array, distance_EE: Array | None = None) -> list[int]:
+    """Return all experts, the most frequent first; ties go to the more central, then the lower number."""
+    spread_E = np.zeros(len(counts_E)) if distance_EE is None else distance_EE.sum(axis=1)
+    return [int(expert) for expert in np.lexsort((np.arange(len(counts_E)), spread_E, -counts_E))]
+
+
+def k_medoids(distance_EE: Array, start: Sequence[int]) -> Clustering:
+    """Swap medoids for other experts, always by the best swap, until none lowers the loss.
+
+    The loss change of all K·(E−K) swaps is computed at once by the decomposition of FastPAM (Schubert and
+    Rousseeuw, "Faster k-Medoids Clustering", 2019), in O(E²) a round.
+
+    Args:
+        distance_EE: Symmetric distance with a zero diagonal.
+        start: Medoids to start from, without repetition.
+    """
+    medoids_K = np.array(start, np.intp)
+    assert len(set(start)) == len(start) >= 1, start
+    start_loss = loss = float(distance_EE[:, medoids_K].min(axis=1).sum())
+    swaps = 0
+    while len(medoids_K) < len(distance_EE):
+        change_KC = _swap_changes(distance_EE, medoids_K)
+        slot, candidate = np.unravel_index(np.argmin(change_KC), change_KC.shape)
+        swapped_K = medoids_K.copy()
+        swapped_K[slot] = candidate
+        after = float(distance_EE[:, swapped_K].min(axis=1).sum())
+        if loss - after <= MIN_GAIN:
+            break
+        medoids_K, loss, swaps = swapped_K, after, swaps + 1
+    labels_E = distance_EE[:, medoids_K].argmin(axis=1)
+    labels_E[medoids_K] = np.arange(len(medoids_K))  # a medoid at distance 0 from another still leads its own
+    return Clustering(
+        medoids=tuple(int(medoid) for medoid in medoids_K),
+        labels=tuple(int(label) for label in labels_E),
+        loss=loss,
+        start_loss=start_loss,
+        swaps=swaps,
+    )
+
+
+def _swap_changes(distance_EE: Array, medoids_K: Indices) -> Array:
+    """Return the loss change of swapping each medoid for each expert, [K, C]; swaps with medoids are +inf."""
+    to_medoids_EK = distance_EE[:, medoids_K]
+    nearest_E = to_medoids_EK.argmin(axis=1)
+    near_E1 = to_medoids_EK.min(axis=1, keepdims=True)
+    with_none_EK = np.hstack((to_medoids_EK, np.full_like(near_E1, np.inf)))  # a lone medoid has no second
+    second_E1 = np.partition(with_none_EK, 1, axis=1)[:, 1:2]
+    gain_EC = np.minimum(distance_EE - near_E1, 0.0)  # the candidate joins, no medoid leaves
+    loss_EC = np.minimum(distance_EE, second_E1) - near_E1 - gain_EC  # and the expert's own medoid leaves
+    change_KC = np.zeros((len(medoids_K), len(distance_EE)))
+    np.add.at(change_KC, nearest_E, loss_EC)
+    change_KC += gain_EC.sum(axis=0)
+    change_KC[:, medoids_K] = np.inf
+    return change_KC
+
+
+def select_clustered(
+    counts_E: Array, router_EE: Array, joint_of: Callable[[Indices], Array], keep: int
+) -> Selection:
+    """Cluster the experts that calibration reached and keep the most frequent one of each cluster.
+
+    Experts that were never active say nothing about themselves but their router row: each is attached to
+    the kept expert with the nearest one. Only where fewer than `keep` experts were active are some of them
+    kept, chosen so that all experts are near a kept one.
+
+    Args:
+        counts_E: Tokens routed to each expert.
+        router_EE: Router distance.
+        joint_of: Joint distance among the given experts, [n, n].
+        keep: Experts to keep (K).
+    """
+    live = np.flatnonzero(counts_E > 0)
+    if len(live) <= keep:
+        return attach(_fill(live, router_EE, keep), router_EE)
+    distance_EE = joint_of(live)
+    counts_live = counts_E[live]
+    order = by_frequency(counts_live, distance_EE)
+    clustering = k_medoids(distance_EE, order[:keep])
+    first: dict[int, int] = {}
+    for member in order:  # the most frequent comes first
+        first.setdefault(clustering.labels[member], member)
+    kept = tuple(sorted(int(live[member]) for member in first.values()))
+    attached = attach(kept, router_EE)
+    owner = list(attached.owner)
+    for member, label in enumerate(clustering.labels):
+        owner[int(live[member])] = int(live[first[label]])
+    return Selection(kept, tuple(owner), clustering.start_loss, clustering.loss)
+
+
+def attach(kept: Sequence[int], router_EE: Array) -> Selection:
+    """Return a selection in which each expert belongs to the kept one with the nearest router row."""
+    kept_K = np.array(sorted(kept), np.intp)
+    owner_E = kept_K[router_EE[:, kept_K].argmin(axis=1)]
+    owner_E[kept_K] = kept_K
+    return Selection(tuple(int(k) for k in kept_K), tuple(int(o) for o in owner_E))
+
+
+def _fill(live: Indices, router_EE: Array, keep: int) -> list[int]:
+    """Return the active experts and as many others as needed, each time the one that lowers Σ d most."""
+    kept = [int(expert) for expert in live]
+    near_E = router_EE[:, kept].min(axis=1) if kept else np.full(len(router_EE), np.inf)
+    while len(kept) < keep:
+        total_C = np.minimum(near_E[:, None], router_EE).sum(axis=0)
+        total_C[kept] = np.inf
+        kept.append(int(total_C.argmin()))
+        near_E = np.minimum(near_E, router_EE[:, kept[-1]])
+    return kept
+
+
+def jaccard(first: Sequence[int], second: Sequence[int]) -> float:
+    """Return the size of the intersection over the size of the union of two selections."""
+    return len(set(first) & set(second)) / len(set(first) | set(second))
