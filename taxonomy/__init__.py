@@ -1,0 +1,1 @@
+"""What can go wrong: categories, symptoms, canonical metrics, stages, fault cards and their injections."""

@@ -50,10 +50,16 @@ METRICS: tuple[Metric, ...] = (
     Metric("actor/pg_clipfrac", "clipped share", "share", "optimization", floor=5e-3),
     Metric("critic/advantages/max", "largest advantage", "", "optimization", floor=0.05),
     Metric("critic/advantages/min", "smallest advantage", "", "optimization", floor=0.05),
-    Metric("training/rollout_probs_diff_mean", "rollout–trainer probability gap", "prob.", "mismatch", floor=1e-3),
+    Metric(
+        "training/rollout_probs_diff_mean", "rollout–trainer probability gap", "prob.", "mismatch", floor=1e-3
+    ),
     Metric("training/rollout_probs_diff_max", "largest probability gap", "prob.", "mismatch", floor=2e-2),
-    Metric("training/rollout_probs_diff_std", "spread of the probability gap", "prob.", "mismatch", floor=1e-3),
-    Metric("training/rollout_actor_probs_pearson_corr", "rollout–trainer correlation", "", "mismatch", floor=2e-3),
+    Metric(
+        "training/rollout_probs_diff_std", "spread of the probability gap", "prob.", "mismatch", floor=1e-3
+    ),
+    Metric(
+        "training/rollout_actor_probs_pearson_corr", "rollout–trainer correlation", "", "mismatch", floor=2e-3
+    ),
     Metric("rollout_corr/kl", "rollout–trainer KL (k1)", "nat", "mismatch", floor=1e-3),
     Metric("rollout_corr/k3_kl", "rollout–trainer KL (k3)", "nat", "mismatch", floor=1e-3),
     Metric("rollout_corr/log_ppl_abs_diff", "log-perplexity gap", "nat", "mismatch", floor=1e-3),

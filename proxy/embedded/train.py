@@ -73,10 +73,9 @@ def config(name: str) -> Any:
     }
     if name == "qwen3_moe":
         return Qwen3MoeConfig(
-            **common,
+            **common | {"head_dim": 16},
             num_hidden_layers=2,
             num_key_value_heads=2,
-            head_dim=16,
             moe_intermediate_size=64,
             num_experts=32,
             num_experts_per_tok=2,
@@ -130,7 +129,9 @@ def batch_of(
     pads = [width - len(p) - len(r) for p, r in rows]
     tokens_BL = torch.tensor([[PAD] * n + p + r for n, (p, r) in zip(pads, rows, strict=True)])
     mask_BL = torch.tensor([[0] * n + [1] * (width - n) for n in pads])
-    target_BL = torch.tensor([[0] * (n + len(p)) + [1] * len(r) for n, (p, r) in zip(pads, rows, strict=True)])
+    target_BL = torch.tensor(
+        [[0] * (n + len(p)) + [1] * len(r) for n, (p, r) in zip(pads, rows, strict=True)]
+    )
     return tokens_BL, mask_BL, target_BL
 
 
@@ -157,9 +158,7 @@ def train(name: str, seed: int, schedule: Schedule) -> tuple[Any, Tokenizer]:
 
         module.register_forward_pre_hook(tap, with_kwargs=True)
     for habit in (False, True):
-        steps, peak = (
-            (schedule.habit_steps, schedule.habit_lr) if habit else (schedule.steps, schedule.lr)
-        )
+        steps, peak = (schedule.habit_steps, schedule.habit_lr) if habit else (schedule.steps, schedule.lr)
         optimizer = torch.optim.AdamW(model.parameters(), lr=peak, weight_decay=0.01)
         warmup = torch.optim.lr_scheduler.LinearLR(optimizer, 0.01, total_iters=50)
         cosine = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps, eta_min=peak / 10)
@@ -218,7 +217,12 @@ def write(model: Any, found: Tokenizer, out: Path) -> None:
     raw = json.loads(model.config.to_json_string(use_diff=False))
     hub = {
         "architectures": [type(model).__name__],
-        **{k: v for k, v in raw.items() if v is not None and k not in ("architectures", "transformers_version", "dtype")},
+        **{
+            k: v
+            for k, v in raw.items()
+            if (v is not None or k == "q_lora_rank")
+            and k not in ("architectures", "transformers_version", "dtype")
+        },
         "torch_dtype": "bfloat16",
     }
     if "num_local_experts" in hub and model.config.model_type == "qwen3_moe":

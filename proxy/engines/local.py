@@ -100,7 +100,9 @@ def seeded(*parts: object) -> torch.Generator:
     return torch.Generator().manual_seed(random.Random("/".join(map(str, parts))).getrandbits(62))
 
 
-def evaluate(policy: Policy, split: str, count: int, recipe: Recipe, seed: int, *, greedy: bool = False) -> Graded:
+def evaluate(
+    policy: Policy, split: str, count: int, recipe: Recipe, seed: int, *, greedy: bool = False
+) -> Graded:
     """Grade one response to each of the first `count` prompts of a split.
 
     The prompts and the noise are the same at every call with the same seed: differences are paired.
@@ -199,14 +201,21 @@ def run(spec: RunSpec, folder: Path, on_step: OnStep) -> RunOutcome:
 
         # rollout
         rng = random.Random(f"data/{recipe.data_seed or spec.seed}/{step}")
-        prompts = [p for p in rng.sample(task.prompts("rl"), recipe.prompts) for _ in range(recipe.group_size)]
+        prompts = [
+            p for p in rng.sample(task.prompts("rl"), recipe.prompts) for _ in range(recipe.group_size)
+        ]
         rollout_routes = RouteLog()
 
         def rollout_hook(
             position: int, routes: Routes, step: int = step, log: RouteLog = rollout_routes
         ) -> Routes:
             moment = StageContext(
-                step, healthy.temperature, rollout.top_k, rollout.num_experts, rollout.layers[position], shares[position]
+                step,
+                healthy.temperature,
+                rollout.top_k,
+                rollout.num_experts,
+                rollout.layers[position],
+                shares[position],
             )
             routes = injector.transform(Stage.ROLLOUT, "routes", routes, moment)
             log.add(position, routes, batch_size)
@@ -265,7 +274,16 @@ def run(spec: RunSpec, folder: Path, on_step: OnStep) -> RunOutcome:
             order = torch.randperm(batch_size, generator=seeded("order", spec.seed, step, epoch)).to(device)
             for rows in order.chunk(recipe.mini_batches):
                 for name, value in update(
-                    trainer, optimizer, batch, rows, old_BR, reference_BR, advantages_B, recipe, injector, context
+                    trainer,
+                    optimizer,
+                    batch,
+                    rows,
+                    old_BR,
+                    reference_BR,
+                    advantages_B,
+                    recipe,
+                    injector,
+                    context,
                 ).items():
                     sums[name].append(value)
         if injector.active(step):

@@ -25,6 +25,10 @@ class NotAMoE(ValueError):
     """The checkpoint has no expert modules that routes could be read from."""
 
 
+class BadCheckpoint(ValueError):
+    """Tensors are missing or left over: config and weights do not belong together."""
+
+
 @dataclass
 class Policy:
     """A loaded model and what the engine needs to know about it.
@@ -76,11 +80,22 @@ def load(folder: Path, dtype: torch.dtype, device: torch.device) -> Policy:
 
     Raises:
         NotAMoE: No expert modules were found.
+        BadCheckpoint: Weights are missing or left over.
     """
     config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
-    model = AutoModelForCausalLM.from_pretrained(
-        folder, config=config, dtype=dtype, attn_implementation="sdpa", trust_remote_code=False, use_safetensors=True
+    loaded: Any = AutoModelForCausalLM.from_pretrained(
+        folder,
+        config=config,
+        dtype=dtype,
+        attn_implementation="sdpa",
+        trust_remote_code=False,
+        use_safetensors=True,
+        output_loading_info=True,
     )
+    model, info = loaded
+    wrong = sorted({*info["missing_keys"], *info["unexpected_keys"], *map(str, info["mismatched_keys"])})
+    if wrong:
+        raise BadCheckpoint(f"{folder}: config and weights disagree on {len(wrong)} tensors, e.g. {wrong[0]}")
     model.set_experts_implementation("grouped_mm")
     model.to(device).eval()
     found = [name for name, _ in model.named_modules() if name.endswith(".experts")]

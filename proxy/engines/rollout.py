@@ -65,7 +65,9 @@ def generate(
     """
     batch, device = len(tokens_BP), tokens_BP.device
     cache = DynamicCache(config=policy.model.config)
-    scale = tap("scale", torch.tensor(1 / temperature if temperature else 1.0, dtype=torch.float32, device=device))
+    scale = tap(
+        "scale", torch.tensor(1 / temperature if temperature else 1.0, dtype=torch.float32, device=device)
+    )
     alive_B = torch.ones(batch, dtype=torch.long, device=device)
     tokens, masks, reported, sampled = [tokens_BP], [mask_BP], [], []
     step_BL = tokens_BP

@@ -11,7 +11,7 @@ from taxonomy.stages import StageContext, Transform
 
 
 def round_mantissa(tensor: Tensor, bits: int) -> Tensor:
-    """Round to `bits` explicit mantissa bits (bf16 has 7, fp8 e4m3 3, e5m2 2), half away from zero, any exponent."""
+    """Round to `bits` explicit mantissa bits (bf16 has 7, fp8 e4m3 3, e5m2 2), ties to even, any exponent."""
     mantissa, exponent = torch.frexp(tensor.float())
     steps = 2.0 ** (bits + 1)  # frexp's mantissa lies in [0.5, 1): its first bit is the implicit one
     return torch.ldexp(torch.round(mantissa * steps) / steps, exponent).to(tensor.dtype)

@@ -43,8 +43,6 @@ def reward_flipped(params: Mapping[str, float]) -> Transform:
     return transform
 
 
-
-
 def excess_inner_epochs(params: Mapping[str, float], recipe: Mapping[str, Any]) -> dict[str, Any]:
     """Reuse every batch for more passes, with the ratio clip out of reach: the policy runs off its own data."""
     return {"epochs": recipe["epochs"] * int(params["epochs"]), "clip_ratio": 1e6}

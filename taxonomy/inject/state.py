@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from taxonomy.stages import Action, EventRule, StageContext
+from taxonomy.stages import Action, EventRule
 
 
 def weight_sync_skipped(_params: Mapping[str, float]) -> EventRule:
