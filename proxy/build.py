@@ -84,7 +84,7 @@ def build(
         source = spec.calibration if rows is None else "rows"
         if rows is None:
             progress(f"reading calibration rows ({spec.calibration})")
-            rows = calibration_rows(spec.calibration, folder, spec.calibration_tokens)
+            rows = calibration_rows(spec.calibration, folder, spec.calibration_tokens, spec.seed)
         used = cut_rows(rows, spec.calibration_tokens, checkpoint.config)
         stats = collect(folder, used, spec.calibration_tokens, progress)
         calibration = {"source": source, "rows": len(used), "sha256": rows_hash(used)}

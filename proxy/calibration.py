@@ -93,7 +93,7 @@ def collect(
     return stats
 
 
-def calibration_rows(source: str, folder: str | Path, max_tokens: int) -> Rows:
+def calibration_rows(source: str, folder: str | Path, max_tokens: int, seed: int = 0) -> Rows:
     """Return the token rows that a build spec names.
 
     Args:
@@ -101,6 +101,7 @@ def calibration_rows(source: str, folder: str | Path, max_tokens: int) -> Rows:
             lines are ``{"input_ids": [...]}`` or ``{"text": "..."}``.
         folder: Checkpoint folder, whose ``tokenizer.json`` turns texts into tokens.
         max_tokens: Reading stops when there are as many.
+        seed: Seed of the embedded task's responses.
 
     Raises:
         BuildError: The file cannot be read, or a line is none of the two.
@@ -108,9 +109,10 @@ def calibration_rows(source: str, folder: str | Path, max_tokens: int) -> Rows:
     if source == "embedded":
         from proxy.embedded.rollouts import calibration_rows as sampled
 
-        return sampled(Path(folder), max_tokens)
+        return sampled(Path(folder), max_tokens, seed)
     path = Path(source).expanduser()
-    rows, tokens = [], 0
+    rows: Rows = []
+    tokens = 0
     encode: Callable[[str], list[int]] | None = None
     try:
         with path.open("rb") as file:
