@@ -271,3 +271,20 @@ def test_attach_and_jaccard():
     d = router_distance(np.array([[0.0], [1.0], [5.0]]))
     assert attach([2, 0], d).owner == (0, 0, 2)
     assert jaccard((1, 2, 3), (2, 3, 4)) == pytest.approx(0.5)
+
+
+def test_experts_never_active_do_not_stretch_the_scale_of_the_others():
+    for seed in range(20):
+        live = random_stats(seed, tokens=400)
+        experts = len(live.counts_E)
+        outliers = np.vstack((live.router_EH, 1e3 * np.eye(2, 5)))  # would flatten all other router distances
+        with_dead = LayerStats(
+            layer=0,
+            tokens=live.tokens,
+            counts_E=np.pad(live.counts_E, (0, 2)),
+            coactivation_EE=np.pad(live.coactivation_EE, (0, 2)),
+            weighted_hidden_EH=np.pad(live.weighted_hidden_EH, ((0, 2), (0, 0))),
+            router_EH=outliers,
+        )
+        plain, more = (strategy("multi_view").select(s, Request(4)) for s in (live, with_dead))
+        assert more.kept == plain.kept and more.owner[:experts] == plain.owner
