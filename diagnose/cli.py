@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -67,7 +66,7 @@ def explain(error: Exception) -> tuple[str, str, ExitCode]:
     """Return message, mend and exit code of an error that reached the top."""
     if isinstance(error, DiagnoseError):
         return str(error), error.mend, error.exit_code
-    if isinstance(message := getattr(error, "format_message", None), Callable):  # of the option parser
+    if callable(message := getattr(error, "format_message", None)):  # of the option parser
         context = getattr(error, "ctx", None)
         command = context.command_path if context else "diagnose"
         return message(), f"see: {command} --help", ExitCode.USAGE
@@ -140,8 +139,11 @@ def run(
         raise typer.Exit(running.carry_on(running.find(target, out), terminal, outputs))
     if target is None:
         raise DiagnoseError("no playbook named", "diagnose run PLAYBOOK, e.g.: diagnose run kl_spike")
-    options = running.Overrides(engine, seeds, steps, workers, allow_command)
-    raise typer.Exit(running.begin(target, options, out, dry_run, terminal, outputs))
+    from diagnose.prepare import Overrides
+
+    overrides = Overrides(engine, seeds, steps, workers)
+    code = running.begin(target, overrides, out, allow_command, dry_run, terminal, outputs)
+    raise typer.Exit(code)
 
 
 @app.command()
@@ -171,9 +173,12 @@ def score(
     terminal = _terminal(json, quiet, verbose)
     files = {"junit": junit, "html": html, "markdown": markdown}
     logs = scoring.Logs(
-        *(tuple(group or ()) for group in (original_healthy, original_faulty, proxy_healthy, proxy_faulty)),
-        fault=fault or "",
-        from_step=from_step,
+        tuple(original_healthy or ()),
+        tuple(original_faulty or ()),
+        tuple(proxy_healthy or ()),
+        tuple(proxy_faulty or ()),
+        fault or "",
+        from_step,
     )
     code = scoring.command(run_dir, logs, {name: path for name, path in files.items() if path}, terminal)
     raise typer.Exit(code)
@@ -185,14 +190,14 @@ def logs(
     json: Json = False,
 ) -> None:
     """Print what the importer understood of a log."""
-    from diagnose import show
     from diagnose.logs import read
+    from diagnose.logs.summary import as_json, as_rich
 
     found = read(log)
     if json:
-        _terminal(json).json(show.log_data(found))
+        _terminal(json).json(as_json(found))
     else:
-        show.show_log(found, _terminal())
+        _terminal().show(as_rich(found), plain_width=120)
 
 
 @app.command()

@@ -33,11 +33,13 @@ class Terminal:
     def live(self) -> bool:
         """Whether a moving display is welcome: a terminal, no CI, not asked to be quiet."""
         return (
-            self.verbosity >= 0
-            and sys.stderr.isatty()
-            and os.environ.get("CI", "").lower() in ("", "0", "false")
-            and os.environ.get("TERM") != "dumb"
+            self.verbosity >= 0 and sys.stderr.isatty() and not _in_ci() and os.environ.get("TERM") != "dumb"
         )
+
+    @property
+    def interactive(self) -> bool:
+        """Whether there is somebody to ask."""
+        return sys.stdin.isatty() and sys.stderr.isatty() and not _in_ci()
 
     def stderr(self) -> Console:
         """Return a rich console on stderr (NO_COLOR is honoured by rich; no markup, no highlighting)."""
@@ -56,7 +58,8 @@ class Terminal:
 
     def error(self, message: str, mend: str = "") -> None:
         """Print an error, and what to do about it, whatever the verbosity."""
-        print(f"error: {literal(message)}", file=sys.stderr, flush=True)
+        for line in message.splitlines():  # a playbook tells all that is wrong with it, one a line
+            print(f"error: {literal(line)}", file=sys.stderr, flush=True)
         if mend:
             print(f"mend: {literal(mend)}", file=sys.stderr, flush=True)
 
@@ -95,3 +98,7 @@ class Terminal:
         for row in rows:
             table.add_row(*(Text(literal(cell) if cell.strip() == cell else cell) for cell in row))
         self.show(table, plain_width=120)
+
+
+def _in_ci() -> bool:
+    return os.environ.get("CI", "").lower() not in ("", "0", "false")

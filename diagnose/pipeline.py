@@ -9,10 +9,11 @@ from __future__ import annotations
 import statistics
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
+from diagnose.calibrations import keep_calibration
 from diagnose.errors import ExitCode, RunError
 from diagnose.events import (
     EventLog,
@@ -24,7 +25,9 @@ from diagnose.events import (
     Tail,
     VerdictEvent,
 )
-from diagnose.result import Result, Score, Verdict
+from diagnose.jobs import read_outcome
+from diagnose.result import Result, Verdict
+from diagnose.scoring import MANIFEST, evaluate
 from diagnose.session import PlannedRun, Session, load, plan_runs
 from diagnose.store import RunFolder, read_json, write_json
 from proxy.api import Done, Failed, Job, Note, Started, Step, WorkerPool
@@ -85,12 +88,17 @@ def execute(folder: RunFolder, log: EventLog) -> Result:
         )
     )
     log.append(StageEvent(stage="import", status="done", detail=_imported(folder)))
-    with WorkerPool(session.workers, folder.path) as pool:
+    command = [session.python, "-P", "-m", "proxy.worker"] if session.python else None
+    with WorkerPool(session.workers, folder.path, command) as pool:
         _build(session, folder, log, pool)
-        not_tried, failures = Replays(session, folder, log, pool, begin).run()
+        replays = Replays(session, folder, log, pool, begin)
+        replays.run()
     log.append(StageEvent(stage="score", status="started"))
-    wall_s = earlier_s + time.monotonic() - begin
-    result = evaluate(session, folder, not_tried=not_tried, failures=failures, wall_s=wall_s)
+    calibrated = keep_calibration(session, folder, manifest(folder)["proxy_hash"])
+    if calibrated is None:
+        log.append(NoteEvent(text="no healthy seeds on file for this proxy and recipe: wider margins"))
+    left_out = f"its turn would have come after the budget of {session.budget_s:g} s"
+    result = evaluate(session, folder, replays.failures, earlier_s + time.monotonic() - begin, left_out)
     log.append(StageEvent(stage="score", status="done"))
     log.append(StageEvent(stage="report", status="started"))
     from diagnose.report.json import to_json
@@ -122,14 +130,22 @@ def _imported(folder: RunFolder) -> str:
 
 
 def _build(session: Session, folder: RunFolder, log: EventLog, pool: WorkerPool) -> None:
-    """Build the proxy, unless it is there (it appears under its name only when it is complete)."""
+    """Build the proxy, unless it is there (it appears under its name only when it is complete).
+
+    A sibling that is used uncut is hashed instead, so that its runs have keys.
+    """
     spec = session.build
-    what = f"{spec.experts} experts by {spec.strategy} from {session.checkpoint}"
-    if (folder.proxy / "proxy_manifest.json").is_file():
+    what = (
+        f"{spec.experts} experts by {spec.strategy} from {session.checkpoint}" if spec else session.checkpoint
+    )
+    if (folder.proxy / MANIFEST).is_file():
         log.append(StageEvent(stage="build", status="skipped", detail=what))
         return
     log.append(StageEvent(stage="build", status="started", detail=what))
-    pool.submit(Job(BUILD, "build", asdict(spec) | {"out": str(folder.proxy)}, str(folder.proxy)))
+    if spec:
+        pool.submit(Job(BUILD, "build", asdict(spec)))
+    else:
+        pool.submit(Job(BUILD, "hash", {"model": session.checkpoint}))
     for event in pool.events():
         if isinstance(event, Note):
             log.append(NoteEvent(text=event.text))
@@ -139,48 +155,65 @@ def _build(session: Session, folder: RunFolder, log: EventLog, pool: WorkerPool)
                 f"the proxy could not be built: {event.reason}",
                 f"see {folder.path}/worker_0.log" if event.died else "",
             )
+        elif isinstance(event, Done) and spec is None:
+            folder.proxy.mkdir(exist_ok=True)
+            content = {"proxy_hash": event.result["hash"], "source_hash": event.result["hash"]}
+            write_json(folder.proxy / MANIFEST, content | {"uncut": session.checkpoint})
     log.append(StageEvent(stage="build", status="done", detail=what))
 
 
-def proxy_hash(folder: RunFolder) -> str:
-    """Return the content hash of the built proxy, from its manifest."""
-    manifest = read_json(folder.proxy / "proxy_manifest.json")
-    assert isinstance(manifest, dict)
-    return str(manifest["hash"])
+def manifest(folder: RunFolder) -> dict[str, Any]:
+    """Return the manifest of the built proxy. Raises RunError where there is none."""
+    found = read_json(folder.proxy / MANIFEST)
+    if not isinstance(found, dict):
+        raise RunError(f"{folder.proxy} holds no proxy", "start the run anew")
+    return found
 
 
 class Replays:
-    """The replay stage: runs what is missing, in order, as many at a time as there are workers, within the budget."""
+    """The replay stage: runs what is missing, in order, as many at a time as there are workers."""
 
     def __init__(
         self, session: Session, folder: RunFolder, log: EventLog, pool: WorkerPool, begin: float
     ) -> None:
         self._session, self._folder, self._log, self._pool = session, folder, log, pool
         self._planned = {run.id: run for run in plan_runs(session, folder.proxy)}
-        self._model_hash = proxy_hash(folder)
+        self._model_hash = manifest(folder)["proxy_hash"]
         self._durations: list[float] = []
         self._spent_before = 0.0
         self._begin = begin
         self.failures: dict[str, str] = {}
 
-    def run(self) -> tuple[dict[str, str], dict[str, str]]:
-        """Run what is missing; return (faults not tried → reason, failed runs → reason).
+    def run(self) -> None:
+        """Run what is missing and the budget allows.
 
         Raises:
-            RunError: No healthy replay came through.
+            RunError: No healthy replay came through, or none with a fault although some were tried.
         """
         missing = deque(run for run in self._planned.values() if not self._is_there(run))
         self._spent_before = sum(self._durations) / self._session.workers
         if not missing:
-            self._log.append(StageEvent(stage="replay", status="skipped", detail=f"{len(self._planned)} runs"))
+            self._stage("skipped", f"{len(self._planned)} runs are there")
+            return
+        self._stage("started", f"{len(missing)} runs")
+        left_out = self._race(missing)
+        done = len(self._durations)
+        if left_out:
+            budget = f"{left_out} left out, the budget of {self._session.budget_s:g} s is spent"
+            self._stage("done", f"{done} of {len(self._planned)} runs, {budget}")
         else:
-            self._log.append(StageEvent(stage="replay", status="started", detail=f"{len(missing)} runs"))
-            left_out = self._race(missing)
-            detail = f"{len(self._durations)} of {len(self._planned)} runs"
-            if left_out:
-                detail += f", {left_out} left out: {self._session.budget_s:g} s budget spent"
-            self._log.append(StageEvent(stage="replay", status="done", detail=detail))
-        return self._accounts()
+            self._stage("done", f"{done} of {len(self._planned)} runs")
+        for kind in (True, False):
+            runs = [run.id for run in self._planned.values() if (run.planned is None) == kind]
+            failed = [self.failures[run] for run in runs if run in self.failures]
+            if failed and len(failed) == len(runs):
+                what = "healthy replay" if kind else "replay with a fault"
+                raise RunError(
+                    f"no {what} came through: {failed[0]}", f"see the workers' logs in {self._folder.path}"
+                )
+
+    def _stage(self, status: str, detail: str) -> None:
+        self._log.append(StageEvent(stage="replay", status=status, detail=detail))
 
     def _is_there(self, run: PlannedRun) -> bool:
         """Whether the very run was finished before; tells the viewers, either way."""

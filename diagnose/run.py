@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import shlex
 import subprocess
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import typer
+
 from diagnose.console import Terminal
-from diagnose.errors import ExitCode, RunError
+from diagnose.errors import DiagnoseError, ExitCode, RunError
 from diagnose.runner import start
 from diagnose.store import RunFolder, list_runs, open_folder, read_json
 from diagnose.viewer import Watched, follow
 
 if TYPE_CHECKING:
+    from diagnose.prepare import Overrides, Prepared
     from diagnose.result import Result
 
 STOP_PATIENCE_S = 20.0
@@ -39,24 +43,100 @@ class Outputs:
         return shlex.join([*words, "--json"] if self.json else words)
 
 
-def find(target: str | None, name: str | None = None) -> RunFolder:
+def find(target: str | None, out: Path | None = None) -> RunFolder:
     """Return the run folder that `--resume` means.
 
     Args:
-        target: A run folder, None for the newest.
-        name: Playbook name that the newest must have.
+        target: A run folder, or a playbook whose newest run is meant; None for the newest of all.
+        out: A run folder, where `--out` names one.
 
     Raises:
         RunError: There is none.
     """
+    if out is not None or (target is not None and Path(target).is_dir()):
+        return open_folder(out or Path(str(target)))
+    name = None
     if target is not None:
-        return open_folder(Path(target))
+        from diagnose import playbook
+
+        name = playbook.load(playbook.find(target)).name
     for folder in list_runs():
         session = read_json(folder.session)
         if name is None or (isinstance(session, dict) and session.get("name") == name):
             return folder
-    of = f" of playbook {name}" if name else ""
+    of = f" of {name}" if name else ""
     raise RunError(f"there is no run{of} to resume", "start one: diagnose run PLAYBOOK")
+
+
+def begin(
+    playbook: str,
+    overrides: Overrides,
+    out: Path | None,
+    allow_command: bool,
+    dry_run: bool,
+    terminal: Terminal,
+    outputs: Outputs,
+) -> int:
+    """Prepare a run, make its folder, carry it out; with `dry_run` only print what would be done."""
+    from diagnose.prepare import open_run, prepare
+
+    prepared = prepare(playbook, overrides)
+    for warning in prepared.warnings:
+        terminal.warn(warning)
+    if dry_run:
+        _print_plan(prepared, terminal)
+        return ExitCode.OK
+    allow(prepared.commands, allow_command, terminal)
+    return carry_on(open_run(prepared, out), terminal, outputs)
+
+
+def allow(commands: Sequence[str], allowed: bool, terminal: Terminal) -> None:
+    """Show what a playbook would execute, and go on only when the user allows it.
+
+    Raises:
+        DiagnoseError: It was not allowed.
+    """
+    if not commands:
+        return
+    terminal.say("this playbook runs commands of its own:", level=-1)
+    for command in commands:
+        terminal.say(f"  {command}", level=-1)
+    if not allowed and not (terminal.interactive and typer.confirm("Run them?", err=True)):
+        raise DiagnoseError(
+            "the commands of this playbook were not allowed", "read them, then add: --allow-command"
+        )
+
+
+def _print_plan(prepared: Prepared, terminal: Terminal) -> None:
+    """Print what a run would do."""
+    from diagnose.prepare import plan_data
+
+    plan = plan_data(prepared)
+    if terminal.json_only:
+        terminal.json(plan)
+        return
+    proxy = plan["proxy"]
+    cut = f", {proxy['experts']} experts by {proxy['strategy']}" if "experts" in proxy else ""
+    terminal.data(f"{plan['name']}: {plan['symptom']}")
+    terminal.data(f"proxy: {proxy['source']} {proxy['checkpoint']}{cut}")
+    terminal.data(
+        f"runs: {len(plan['runs'])} of {plan['recipe']['steps']} steps on {plan['workers']} workers, "
+        + (f"at most {plan['budget_s']:g} s" if plan["budget_s"] else "no time limit")
+    )
+    rows = [
+        (
+            item["fault"],
+            ", ".join(f"{name}={value:g}" for name, value in item["params"].items()),
+            f"{item['strength']:g}",
+            str(item["from_step"]),
+        )
+        for item in plan["candidates"]
+    ]
+    terminal.table(("candidate", "parameters", "strength", "from step"), rows, numbers=2)
+    for fault, why in plan["not_tried"].items():
+        terminal.data(f"not tried: {fault}: {why}")
+    for command in plan["commands"]:
+        terminal.data(f"would run: {command}")
 
 
 def carry_on(folder: RunFolder, terminal: Terminal, outputs: Outputs) -> int:
@@ -69,7 +149,7 @@ def carry_on(folder: RunFolder, terminal: Terminal, outputs: Outputs) -> int:
     if watched is None:
         terminal.say(f"interrupted; finished runs are kept in {folder.path}")
         terminal.say(f"resume with: {outputs.resume_command(folder)}", level=-1)
-        report(unfinished(folder, "interrupted", "interrupted by the user"), folder, terminal, outputs)
+        _report(unfinished(folder, "interrupted", "interrupted by the user"), folder, terminal, outputs)
         return ExitCode.INTERRUPTED
     if watched.end is None:
         watched.problem = ("the runner died without a word (killed, or out of memory)", f"see {folder.log}")
@@ -78,11 +158,11 @@ def carry_on(folder: RunFolder, terminal: Terminal, outputs: Outputs) -> int:
         status = "interrupted" if watched.end and watched.end.status == "interrupted" else "failed"
         terminal.error(message, mend)
         terminal.say(f"resume with: {outputs.resume_command(folder)}", level=-1)
-        report(unfinished(folder, status, message), folder, terminal, outputs)
+        _report(unfinished(folder, status, message), folder, terminal, outputs)
         return watched.end.exit_code if watched.end else ExitCode.RUN_FAILED
     from diagnose.report.json import from_json
 
-    report(from_json(read_json(folder.result) or {}), folder, terminal, outputs)
+    _report(from_json(read_json(folder.result) or {}), folder, terminal, outputs)
     return watched.end.exit_code
 
 
@@ -115,8 +195,8 @@ def unfinished(folder: RunFolder, status: str, reason: str) -> Result:
     """Return a result that says only that there is none, and why."""
     from dataclasses import asdict
 
-    from diagnose.pipeline import describe_proxy
     from diagnose.result import Result, Score, Verdict
+    from diagnose.scoring import describe_proxy
     from diagnose.session import load
 
     session = load(folder)
@@ -136,28 +216,12 @@ def unfinished(folder: RunFolder, status: str, reason: str) -> Result:
     )
 
 
-def report(result: Result, folder: RunFolder, terminal: Terminal, outputs: Outputs) -> None:
-    """Write the files that were asked for, and the answer to stdout (a table only for a completed run)."""
-    if outputs.files:
-        from diagnose.report import reports
-        from diagnose.report.evidence import read_evidence
-        from diagnose.report.junit import to_junit
-        from diagnose.session import load
+def _report(result: Result, folder: RunFolder, terminal: Terminal, outputs: Outputs) -> None:
+    """Write the answer wherever it was asked for."""
+    from diagnose.answer import write_answer
+    from diagnose.report.evidence import read_evidence
+    from diagnose.session import load
 
-        evidence = read_evidence(folder.path)
-        for name, path in outputs.files.items():
-            if name == "junit":
-                text = to_junit(result, load(folder).expect)  # the one report that knows what was expected
-            else:
-                text = reports()[name].render(result, evidence)
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text, encoding="utf-8")
-            terminal.say(f"wrote {path}")
-    if outputs.json:
-        from diagnose.report.json import dumps
-
-        terminal.data(dumps(result))
-    elif result.status == "completed":
-        from diagnose.report.terminal import result_view
-
-        terminal.show(result_view(result))
+    write_answer(
+        result, load(folder).expect, lambda: read_evidence(folder.path), outputs.files, outputs.json, terminal
+    )

@@ -66,14 +66,18 @@ class Session:
         engine: Engine name.
         source: Where the proxy comes from: checkpoint, sibling or embedded.
         checkpoint: The checkpoint as the playbook names it.
-        build: How the proxy is cut.
+        build: How the proxy is cut; None: the checkpoint is used as it is (a sibling).
         recipe: The recipe of all replays.
         seeds: Seeds of the replays.
         candidates: Faults to replay.
         not_tried: Candidates that were left out beforehand, with the reason.
         budget_s: Seconds for the replays, 0 for no limit. Candidates that don't fit are left out.
         workers: Worker processes.
-        calibration: File of healthy seeds that the margins rest on, "" for none.
+        python: Interpreter of the workers, "" for the present one.
+        calibration: File of healthy seeds that the margins rest on, "" for whichever belongs to proxy and recipe.
+        original_hash: Content hash of the model that made the incident's log, "" where no manifest says so.
+        original_recipe: Hash of its recipe, likewise.
+        onset: Step at which the fault became active in the original; None where scoring finds it.
         expect: `fault` and `verdict` that a CI job expects.
     """
 
@@ -82,14 +86,18 @@ class Session:
     engine: str
     source: str
     checkpoint: str
-    build: BuildSpec
+    build: BuildSpec | None
     recipe: Recipe
     seeds: tuple[int, ...]
     candidates: tuple[PlannedFault, ...]
     not_tried: Mapping[str, str] = field(default_factory=dict)
     budget_s: float = 0.0
     workers: int = 2
+    python: str = ""
     calibration: str = ""
+    original_hash: str = ""
+    original_recipe: str = ""
+    onset: int | None = None
     expect: Mapping[str, str] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
@@ -113,7 +121,7 @@ class Session:
         return Session(
             **values
             | {
-                "build": BuildSpec(**build | {"alpha": tuple(build["alpha"])}),
+                "build": build and BuildSpec(**build | {"alpha": tuple(build["alpha"])}),
                 "recipe": Recipe(**values["recipe"]),
                 "seeds": tuple(values["seeds"]),
                 "candidates": tuple(
@@ -149,7 +157,7 @@ def recipe_hash(recipe: Recipe) -> str:
     return content_key({name: value for name, value in asdict(recipe).items() if name != "data_seed"})
 
 
-def plan_runs(session: Session, model: Path) -> list[PlannedRun]:
+def plan_runs(session: Session, proxy: Path) -> list[PlannedRun]:
     """Return all replays of a session, in the order in which they start.
 
     The healthy ones come first, because without them nothing can be scored. Then the candidates take turns:
@@ -157,9 +165,10 @@ def plan_runs(session: Session, model: Path) -> list[PlannedRun]:
 
     Args:
         session: The session.
-        model: Folder of the proxy.
+        proxy: Folder of the built proxy.
     """
-    healthy = RunSpec(model=str(model), recipe=session.recipe, seed=0)
+    model = session.checkpoint if session.build is None else str(proxy)
+    healthy = RunSpec(model=model, recipe=session.recipe, seed=0)
     runs = [PlannedRun(f"healthy-s{seed}", seed, None, replace(healthy, seed=seed)) for seed in session.seeds]
     return runs + [
         PlannedRun(

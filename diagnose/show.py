@@ -1,4 +1,4 @@
-"""What `diagnose logs`, `faults` and `doctor` print: data for `--json`, and tables made of the same data."""
+"""What `diagnose faults` and `doctor` print: data for `--json`, and tables made of the same data."""
 
 from __future__ import annotations
 
@@ -9,90 +9,9 @@ from diagnose.console import Terminal
 
 if TYPE_CHECKING:
     from diagnose.doctor import Check
-    from diagnose.logs import Import, Run
     from taxonomy.registry import FaultCard
 
 SCHEMA = 1
-_LISTED = 12
-"""Unmapped keys and rejected lines that a table shows; `--json` has them all."""
-
-
-def log_data(log: Import) -> dict[str, Any]:
-    """Return what the importer understood of a log, in the shape of the public contract."""
-    return {
-        "schema": SCHEMA,
-        "source": log.source,
-        "format": log.format,
-        "lines": log.counts.lines,
-        "runs": [_run_data(run) for run in log.runs],
-        "rejected": {
-            "count": log.counts.rejected,
-            "lines": [{"line": item.line, "reason": item.reason} for item in log.rejected],
-        },
-    }
-
-
-def _run_data(run: Run) -> dict[str, Any]:
-    import numpy as np
-
-    curves = run.curves
-    raw_of = {canonical: raw for raw, canonical in run.names.items()}
-    return {
-        "steps": len(curves.steps_N),
-        "first_step": int(curves.steps_N[0]) if len(curves.steps_N) else None,
-        "last_step": int(curves.steps_N[-1]) if len(curves.steps_N) else None,
-        "metrics": {
-            name: {
-                "raw": raw_of.get(name, name),
-                "n": int(np.isfinite(values_N).sum()),
-                "nonfinite": len(curves.nonfinite.get(name, ())),
-            }
-            for name, values_N in curves.values.items()
-        },
-        "events": [list(event) for event in curves.events],
-        "unmapped": list(run.unmapped),
-        "conflicts": run.conflicts,
-        "replaced": run.replaced,
-    }
-
-
-def show_log(log: Import, terminal: Terminal) -> None:
-    """Print what the importer understood of a log."""
-    data = log_data(log)
-    terminal.data(f"{log.source}: {log.format}, {len(log.runs)} run{'s' if len(log.runs) != 1 else ''}")
-    for number, run in enumerate(data["runs"], 1):
-        terminal.data(f"\nrun {number}: {run['steps']} steps, {run['first_step']} to {run['last_step']}")
-        terminal.table(
-            ("metric", "logged as", "points", "non-finite"),
-            [
-                (
-                    name,
-                    "" if item["raw"] == name else item["raw"],
-                    str(item["n"]),
-                    str(item["nonfinite"] or "–"),
-                )
-                for name, item in run["metrics"].items()
-            ],
-            numbers=2,
-        )
-        for count, what in (
-            (run["conflicts"], "values logged twice with different values; the later one is kept"),
-            (run["replaced"], "steps trained again after a resume; the later ones are kept"),
-        ):
-            if count:
-                terminal.data(f"{count} {what}")
-        if run["unmapped"]:
-            terminal.data(_some("not used", run["unmapped"]))
-    if log.rejected:
-        lines = [f"line {item.line} ({item.reason})" for item in log.rejected]
-        terminal.data(_some(f"{log.counts.rejected} rejected", lines))
-
-
-def _some(title: str, items: list[str]) -> str:
-    from diagnose.report.text import literal
-
-    more = f", and {len(items) - _LISTED} more" if len(items) > _LISTED else ""
-    return f"{title}: {', '.join(literal(item, 80) for item in items[:_LISTED])}{more}"
 
 
 def fault_data(card: FaultCard) -> dict[str, Any]:

@@ -1,0 +1,51 @@
+"""The answer leaves the program: files for CI and people, and stdout."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from diagnose.console import Terminal
+
+if TYPE_CHECKING:
+    from diagnose.report.evidence import Evidence
+    from diagnose.result import Result
+
+
+def write_answer(
+    result: Result,
+    expect: Mapping[str, str],
+    evidence: Callable[[], Evidence],
+    files: Mapping[str, Path],
+    json: bool,
+    terminal: Terminal,
+) -> None:
+    """Write the reports that were asked for, then the answer to stdout.
+
+    Args:
+        result: The result.
+        expect: What the playbook expects; JUnit is the one report that shows it.
+        evidence: Reads the curves, called only where a report is written.
+        files: Report name → file.
+        json: Whether stdout gets JSON instead of the table.
+        terminal: The terminal.
+    """
+    if files:
+        from diagnose.report import reports
+        from diagnose.report.junit import to_junit
+
+        curves = evidence()
+        for name, path in files.items():
+            text = to_junit(result, expect) if name == "junit" else reports()[name].render(result, curves)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+            terminal.say(f"wrote {path}")
+    if json:
+        from diagnose.report.json import dumps
+
+        terminal.data(dumps(result))
+    elif result.status == "completed":
+        from diagnose.report.terminal import result_view
+
+        terminal.show(result_view(result))

@@ -1,0 +1,307 @@
+"""From a playbook to a session: logs imported, candidates and injection steps decided, everything checked.
+
+`prepare` reads and decides, `open_run` writes the run folder. In between nothing has happened yet: that is what
+`--dry-run` prints.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from diagnose.curves import Curves
+from diagnose.errors import DiagnoseError, LogError, PlaybookError
+from diagnose.jobs import cores
+from diagnose.logs import read, write_curves
+from diagnose.playbook import (
+    AUTO,
+    CandidateSpec,
+    Playbook,
+    find,
+    load,
+    needs_permission,
+    resolve_candidates,
+)
+from diagnose.result import Direction
+from diagnose.score.onset import Onset, incident_onset
+from diagnose.score.settings import DEFAULT
+from diagnose.score.verdict import symptoms as shown_symptoms
+from diagnose.session import PlannedFault, Session, fault_spec, plan_runs, recipe_hash
+from diagnose.store import RunFolder, create, read_json, write_json, write_text
+from proxy.embedded import NAMES, PREFIX, resolve
+from proxy.engines.base import refusal
+from proxy.specs import Recipe
+from taxonomy.registry import library
+
+ENGINES = ("local",)
+"""Engines of this version."""
+
+
+@dataclass(frozen=True)
+class Overrides:
+    """What the command line or the TUI says instead of the playbook; None leaves the playbook's word.
+
+    Attributes:
+        engine: Engine name.
+        seeds: Number of seeds.
+        steps: Training steps of a replay.
+        workers: Worker processes.
+        symptom: Symptom id.
+        faults: Faults to replay; of the playbook's candidates only these.
+    """
+
+    engine: str | None = None
+    seeds: int | None = None
+    steps: int | None = None
+    workers: int | None = None
+    symptom: str | None = None
+    faults: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A session that could start.
+
+    Attributes:
+        path: The playbook file.
+        playbook: What it says.
+        session: The session; the proxy's place is filled in by `open_run`.
+        faulty: The incident's curves.
+        healthy: Those of its healthy twins.
+        commands: What the playbook would execute, to be allowed first.
+        warnings: Sentences about the logs and the choices made.
+    """
+
+    path: Path
+    playbook: Playbook
+    session: Session
+    faulty: tuple[Curves, ...]
+    healthy: tuple[Curves, ...]
+    commands: tuple[str, ...]
+    warnings: tuple[str, ...]
+
+
+def prepare(playbook: str | Path, overrides: Overrides | None = None) -> Prepared:
+    """Read a playbook and the logs it names, and decide everything that a run needs.
+
+    Args:
+        playbook: A file, or the name of a shipped playbook.
+        overrides: What to change.
+
+    Raises:
+        PlaybookError: The playbook is not there or not valid, or no candidate is left.
+        LogError: A log is unusable.
+        DiagnoseError: The engine is none of this version's.
+        UnknownCheckpoint: The checkpoint is not there.
+    """
+    overrides = overrides or Overrides()
+    path = find(playbook)
+    book = load(path)
+    engine = overrides.engine or book.engine.name
+    if engine not in ENGINES:
+        raise DiagnoseError(
+            f"there is no engine {engine!r}: this version's engines are: {', '.join(ENGINES)}"
+        )
+    warnings: list[str] = []
+    faulty = tuple(_last_run(file, warnings) for file in book.original.faulty)
+    healthy = tuple(_last_run(file, warnings) for file in book.original.healthy)
+    recipe = book.recipe.recipe()
+    if overrides.steps:
+        recipe = replace(recipe, steps=overrides.steps)
+
+    onset = incident_onset(faulty, healthy)
+    inject, from_step = injection_step(onset, faulty, bool(healthy), recipe.steps)
+    symptom = overrides.symptom or book.symptom
+    seen = visible_symptoms(onset, faulty, healthy) if symptom == AUTO else (symptom,)
+    if symptom == AUTO:
+        symptom = seen[0] if seen else AUTO
+        warnings.append(f"symptoms in the log: {', '.join(seen) or 'none, so every fault is a candidate'}")
+    cards = library()
+    chosen = book if overrides.symptom is None else book.model_copy(update={"symptom": overrides.symptom})
+    wanted = resolve_candidates(chosen, cards, seen)
+    if overrides.faults is not None:
+        wanted = _only(wanted, overrides.faults)
+    refused = {c.fault: why for c in wanted if (why := refusal(engine, cards[c.fault]))}
+    candidates = tuple(_planned(c, inject) for c in wanted if c.fault not in refused)
+    if not candidates:
+        why = f": {next(iter(refused.values()))}" if refused else f" for the symptom {symptom}"
+        raise PlaybookError(f"{path}:1:1: no candidate is left{why}", "name candidates: diagnose faults")
+
+    checkpoint = book.proxy.checkpoint or PREFIX + NAMES[0]
+    folder = resolve(checkpoint)
+    seeds = tuple(range(1, (overrides.seeds or book.recipe.seeds) + 1))
+    model, model_recipe = _papers(book.original.faulty[0])
+    session = Session(
+        name=book.name,
+        symptom=symptom,
+        engine=engine,
+        source=book.proxy.from_,
+        checkpoint=checkpoint if checkpoint.startswith(PREFIX) else str(folder.absolute()),
+        build=book.proxy.build_spec(folder.absolute(), Path()) if book.proxy.experts is not None else None,
+        recipe=recipe,
+        seeds=seeds,
+        candidates=candidates,
+        not_tried=refused,
+        budget_s=book.budget.seconds if book.budget else 0.0,
+        workers=min(overrides.workers or cores(), (len(candidates) + 1) * len(seeds)),
+        python=book.engine.python,
+        original_hash=model,
+        original_recipe=model_recipe,
+        onset=from_step,
+        expect=book.expect.model_dump(exclude_none=True) if book.expect else {},
+    )
+    return Prepared(path, book, session, faulty, healthy, tuple(needs_permission(book)), tuple(warnings))
+
+
+def open_run(prepared: Prepared, out: Path | None = None) -> RunFolder:
+    """Make the run folder of a prepared session: curves, playbook copy, session.
+
+    Raises:
+        RunError: `out` is not empty.
+        OSError: The disk is full or broken.
+    """
+    folder = create(prepared.session.name, out)
+    for kind, group in (("faulty", prepared.faulty), ("healthy", prepared.healthy)):
+        for index, curves in enumerate(group):
+            write_curves(curves, folder.inputs / f"{kind}_{index}.jsonl")
+    write_text(folder.playbook, prepared.path.read_text(encoding="utf-8"))
+    session = prepared.session
+    if session.build is not None:
+        session = replace(session, build=replace(session.build, out=str(folder.proxy)))
+    write_json(folder.session, session.to_json())  # last: a folder with a session is complete
+    return folder
+
+
+def injection_step(
+    onset: Onset | None, faulty: Sequence[Curves], twin: bool, steps: int
+) -> tuple[int, int | None]:
+    """Decide where replays are injected, for candidates that don't say.
+
+    A fault that struck in the middle of a run is replayed in the middle, where the log shows a sharp onset and the
+    replay goes far enough. Without a twin the replay needs a past to be measured against, as the original does;
+    where the onset lies beyond the replay's horizon, its past is as long as can be afforded.
+
+    Args:
+        onset: The incident's onset, None where it has none.
+        faulty: The incident's curves.
+        twin: Whether there is a healthy twin.
+        steps: Steps of a replay.
+
+    Returns:
+        The first faulty step of replays, and the first of the original where that is another one.
+    """
+    horizon = DEFAULT.min_blocks * DEFAULT.points_a_block
+    if onset is None:
+        return 1, None
+    first = int(min(run.steps_N[0] for run in faulty))
+    fits = onset.low <= steps - horizon
+    if twin:
+        return (onset.low, None) if onset.sharp and fits else (1, None)
+    if onset.low - first < DEFAULT.min_baseline:
+        return 1, None
+    if fits:
+        return onset.low, None
+    past = min(max(DEFAULT.min_baseline + 1, steps // 3), max(steps - horizon, 1))
+    return past, onset.low
+
+
+def visible_symptoms(
+    onset: Onset | None, faulty: Sequence[Curves], healthy: Sequence[Curves]
+) -> tuple[str, ...]:
+    """Return the ids of the symptoms that the logs show: metrics that moved, by the way they went since the onset.
+
+    Against the healthy twins over the same steps, or against the log's own past where there are none.
+    """
+    if onset is None:
+        return ()
+    directions = []
+    for name in onset.metrics:
+        after = _median(faulty, name, onset.low, None)
+        before = _median(healthy, name, onset.low, None) if healthy else _median(faulty, name, 0, onset.low)
+        change = after - before
+        directions.append(
+            Direction.UNDETERMINED
+            if np.isnan(change) or change == 0
+            else Direction.UP
+            if change > 0
+            else Direction.DOWN
+        )
+    return shown_symptoms(onset.metrics, directions)
+
+
+def _median(runs: Sequence[Curves], metric: str, low: int, high: int | None) -> float:
+    """Return the median of a metric over the steps from `low` to before `high`, NaN without a value."""
+    parts = [
+        run.values[metric][(run.steps_N >= low) & (run.steps_N < (np.inf if high is None else high))]
+        for run in runs
+        if metric in run.values
+    ]
+    values_N = np.concatenate(parts) if parts else np.empty(0)
+    values_N = values_N[np.isfinite(values_N)]
+    return float(np.median(values_N)) if len(values_N) else float("nan")
+
+
+def _last_run(path: Path, warnings: list[str]) -> Curves:
+    """Return the curves of a log; of several runs in it the last, with a warning."""
+    try:
+        log = read(path)
+    except LogError as error:
+        raise LogError(str(error), error.mend or f"diagnose logs {path} shows what is in it") from error
+    if len(log.runs) > 1:
+        warnings.append(f"{log.source} holds {len(log.runs)} runs; the last one is taken")
+    return log.runs[-1].curves
+
+
+def _only(wanted: Sequence[CandidateSpec], faults: Sequence[str]) -> tuple[CandidateSpec, ...]:
+    """Return the candidates for some faults: as the playbook has them, by default values where it doesn't."""
+    cards = library()
+    found: list[CandidateSpec] = []
+    for fault in faults:
+        own = [candidate for candidate in wanted if candidate.fault == fault]
+        found += own or [CandidateSpec.model_construct(fault=cards[fault].id)]
+    return tuple(found)
+
+
+def _planned(candidate: CandidateSpec, inject: int) -> PlannedFault:
+    spec = fault_spec(library()[candidate.fault], candidate.strength, candidate.from_step or inject)
+    spec = replace(spec, until_step=candidate.until_step, probability=candidate.probability)
+    return PlannedFault(candidate.fault, candidate.strength, spec)
+
+
+def _papers(log: Path) -> tuple[str, str]:
+    """Return model and recipe hash from the manifest beside a log that `diagnose record` made, else two blanks."""
+    manifest = read_json(log.with_suffix(".manifest.json"))
+    try:
+        recipe = Recipe(**manifest["recipe"])  # type: ignore[index]  # what is no mapping is caught below
+        return str(manifest["model_hash"]), recipe_hash(recipe)  # type: ignore[index]
+    except (KeyError, TypeError):
+        return "", ""
+
+
+def plan_data(prepared: Prepared) -> dict[str, Any]:
+    """Return what a run would do, as data for ``--dry-run --json``."""
+    session = prepared.session
+    return {
+        "schema": 1,
+        "name": session.name,
+        "symptom": session.symptom,
+        "engine": session.engine,
+        "proxy": {"source": session.source, "checkpoint": session.checkpoint}
+        | ({"experts": session.build.experts, "strategy": session.build.strategy} if session.build else {}),
+        "recipe": asdict(session.recipe),
+        "seeds": list(session.seeds),
+        "workers": session.workers,
+        "budget_s": session.budget_s or None,
+        "candidates": [
+            {"fault": c.fault, "strength": c.strength, "from_step": c.spec.from_step, "params": c.spec.params}
+            for c in session.candidates
+        ],
+        "runs": [run.id for run in plan_runs(session, Path("proxy"))],
+        "not_tried": dict(session.not_tried),
+        "commands": list(prepared.commands),
+        "warnings": list(prepared.warnings),
+    }

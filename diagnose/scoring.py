@@ -1,0 +1,263 @@
+"""From files to a verdict: gathers curves and witnesses, calls `diagnose.score`, and computes nothing itself.
+
+Two ways in: a run folder (what the runner has made, complete or not), or the logs of an experiment that was run
+elsewhere. Neither imports torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from diagnose.calibrations import calibration_for
+from diagnose.console import Terminal
+from diagnose.curves import Curves
+from diagnose.errors import DiagnoseError
+from diagnose.jobs import read_outcome
+from diagnose.logs import read, read_curves
+from diagnose.report.evidence import Evidence, read_evidence
+from diagnose.result import Result
+from diagnose.score.score import Replay, score
+from diagnose.session import PlannedFault, PlannedRun, Session, load, plan_runs
+from diagnose.store import RunFolder, open_folder, read_json
+from proxy.specs import RunOutcome
+from taxonomy.registry import FaultCard, library
+
+MANIFEST = "proxy_manifest.json"
+GIVEN = "given"
+"""Stands for the fault of logs that were given without naming one."""
+
+
+@dataclass(frozen=True)
+class Logs:
+    """The logs of an experiment made elsewhere, each group one file a seed.
+
+    Attributes:
+        original_healthy: Healthy twins, may be empty.
+        original_faulty: The incident.
+        proxy_healthy: The proxy without a fault.
+        proxy_faulty: The proxy with the fault.
+        fault: The injected fault, "" where it is none of the library.
+        from_step: Step from which the proxy has the fault.
+    """
+
+    original_healthy: tuple[Path, ...]
+    original_faulty: tuple[Path, ...]
+    proxy_healthy: tuple[Path, ...]
+    proxy_faulty: tuple[Path, ...]
+    fault: str = ""
+    from_step: int = 1
+
+
+def describe_proxy(session: Session, folder: RunFolder) -> dict[str, Any]:
+    """Return what a report says of the proxy; the hash is "" before it is built."""
+    manifest = read_json(folder.proxy / MANIFEST)
+    known = manifest if isinstance(manifest, dict) else {}
+    return {
+        "source": session.source,
+        "checkpoint": session.checkpoint,
+        "experts": session.build.experts if session.build else None,
+        "strategy": session.build.strategy if session.build else "uncut",
+        "manifest": str(folder.proxy / MANIFEST) if known else "",
+        "hash": known.get("proxy_hash", ""),
+    }
+
+
+def evaluate(
+    session: Session, folder: RunFolder, failures: Mapping[str, str], wall_s: float, left_out: str
+) -> Result:
+    """Score what a run folder holds.
+
+    Args:
+        session: Its session.
+        folder: The run folder.
+        failures: Run id → why it failed, for runs whose own files don't say.
+        wall_s: Seconds that the result took.
+        left_out: Why a replay that was never run was not.
+    """
+    faulty, healthy = (
+        [read_curves(path) for path in sorted(folder.inputs.glob(f"{kind}_*.jsonl"), key=_number)]
+        for kind in ("faulty", "healthy")
+    )
+    runs = plan_runs(session, folder.proxy)
+    outcomes = {run.id: outcome for run in runs if (outcome := read_outcome(folder.runs / run.id))}
+    failed = dict(failures) | {
+        run: outcome.reason or outcome.status
+        for run, outcome in outcomes.items()
+        if outcome.status != "completed"
+    }
+    done = {run.id: _curves(folder, run) for run in runs if run.id in outcomes and run.id not in failed}
+    replays = []
+    not_tried = dict(session.not_tried)
+    for planned in session.candidates:
+        own = [run for run in runs if run.planned == planned]
+        if any(run.id in done or run.id in failed for run in own):
+            replays.append(_replay(planned, own, done, outcomes, failed))
+        else:
+            not_tried[planned.fault] = left_out
+    found = score(
+        faulty,
+        healthy,
+        [done[run.id] for run in runs if run.planned is None and run.id in done],
+        replays,
+        library(),
+        calibration=calibration_for(session, folder),
+        from_step=session.onset,
+        stand_in=session.source != "checkpoint",
+    )
+    return Result(
+        status="completed",
+        score=found,
+        symptom=session.symptom,
+        name=session.name,
+        proxy=describe_proxy(session, folder),
+        engine=session.engine,
+        recipe=asdict(session.recipe),
+        seeds=session.seeds,
+        not_tried=not_tried,
+        failures=failed,
+        wall_s=wall_s,
+        run_dir=str(folder.path),
+    )
+
+
+def _number(path: Path) -> int:
+    return int(path.stem.rpartition("_")[2])
+
+
+def _curves(folder: RunFolder, run: PlannedRun) -> Curves:
+    """Return the curves of a finished replay."""
+    return read(folder.runs / run.id / "metrics.jsonl").runs[-1].curves
+
+
+def _replay(
+    planned: PlannedFault,
+    runs: Sequence[PlannedRun],
+    done: Mapping[str, Curves],
+    outcomes: Mapping[str, RunOutcome],
+    failed: Mapping[str, str],
+) -> Replay:
+    """Join the seeds of one candidate."""
+    own = [run.id for run in runs if run.id in done]
+    reasons = [failed[run.id] for run in runs if run.id in failed]
+    witness, seen = judge_witness(library()[planned.fault], [outcomes[run].witness for run in own])
+    return Replay(
+        fault=planned.fault,
+        runs=[done[run] for run in own],
+        severity=planned.strength,
+        from_step=planned.spec.from_step,
+        witness=witness,
+        witness_ok=seen,
+        failure="" if own else reasons[0],
+    )
+
+
+def judge_witness(card: FaultCard, witnesses: Sequence[Mapping[str, float]]) -> tuple[dict[str, float], bool]:
+    """Return the witness over all seeds (the least of each number), and whether every seed proves the injection."""
+    rule = card.witness
+    seen = bool(witnesses) and all(
+        rule.name in witness and witness[rule.name] > rule.above for witness in witnesses
+    )
+    common = set.intersection(*(set(witness) for witness in witnesses)) if witnesses else set()
+    return {name: min(witness[name] for witness in witnesses) for name in sorted(common)}, seen
+
+
+def rescore(folder: RunFolder) -> Result:
+    """Return the verdict that a run folder's files support now; nothing is run or written.
+
+    Raises:
+        RunError: The folder is not a run folder of this version.
+        LogError: Its curves are missing.
+    """
+    stored = read_json(folder.result)
+    before = stored if isinstance(stored, dict) else {}
+    session = load(folder)
+    return evaluate(
+        session,
+        folder,
+        before.get("failures", {}),
+        before.get("wall_s") or 0.0,
+        "there is no finished replay of it in the run folder",
+    )
+
+
+def read_logs(logs: Logs) -> Evidence:
+    """Return the curves of an experiment that was made elsewhere.
+
+    Raises:
+        DiagnoseError: A group that scoring needs is missing.
+        LogError: A log is unusable.
+    """
+    for name in ("original_faulty", "proxy_healthy", "proxy_faulty"):
+        if not getattr(logs, name):
+            option = "--" + name.replace("_", "-")
+            raise DiagnoseError(f"{option} is missing", "see: diagnose score --help")
+    original_healthy, original_faulty, proxy_healthy, proxy_faulty = (
+        tuple(_newest(path) for path in group)
+        for group in (logs.original_healthy, logs.original_faulty, logs.proxy_healthy, logs.proxy_faulty)
+    )
+    return Evidence(original_healthy, original_faulty, proxy_healthy, {logs.fault or GIVEN: proxy_faulty})
+
+
+def score_logs(logs: Logs, curves: Evidence) -> Result:
+    """Score the logs of an experiment that was made elsewhere.
+
+    The proxy is taken for a stand-in: nothing in the logs says what it was cut from. Nor do they prove that the
+    fault took place: that is taken as given.
+
+    Raises:
+        UnknownFault: The fault is not in the library.
+    """
+    if logs.fault:
+        library()[logs.fault]
+    fault = logs.fault or GIVEN
+    found = score(
+        curves.original_faulty,
+        curves.original_healthy,
+        curves.proxy_healthy,
+        [Replay(fault, curves.proxy_faulty[fault], from_step=logs.from_step)],
+        library(),
+        stand_in=True,
+    )
+    return Result(
+        status="completed",
+        score=found,
+        symptom="",
+        name=logs.original_faulty[0].stem,
+        proxy={"source": "given", "experts": None, "strategy": "", "manifest": ""},
+        engine="given",
+        recipe={},
+        seeds=(),
+        not_tried={},
+        failures={},
+        wall_s=0.0,
+        run_dir="",
+    )
+
+
+def _newest(path: Path) -> Curves:
+    """Return the last run of a log: a file to which a restarted job appended holds several."""
+    return read(path).runs[-1].curves
+
+
+def command(run_dir: Path | None, logs: Logs, files: Mapping[str, Path], terminal: Terminal) -> int:
+    """Carry out `diagnose score`; return its exit code."""
+    from diagnose.answer import write_answer
+    from diagnose.pipeline import exit_code
+
+    groups = (logs.original_healthy, logs.original_faulty, logs.proxy_healthy, logs.proxy_faulty)
+    if run_dir is not None and any(groups):
+        raise DiagnoseError("give a run folder or logs, not both", "see: diagnose score --help")
+    if run_dir is None and not any(groups):
+        raise DiagnoseError("nothing to score", "diagnose score RUN_DIR, or: diagnose score --help")
+    if run_dir is None:
+        curves = read_logs(logs)
+        result = score_logs(logs, curves)
+        write_answer(result, {}, lambda: curves, files, terminal.json_only, terminal)
+        return exit_code(result)
+    folder = open_folder(run_dir)
+    result, expect = rescore(folder), load(folder).expect
+    write_answer(result, expect, lambda: read_evidence(folder.path), files, terminal.json_only, terminal)
+    return exit_code(result, expect)
