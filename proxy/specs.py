@@ -32,7 +32,7 @@ class Recipe:
         max_new_tokens: Response cap.
         old_log_prob: "rollout" or "trainer": whose log-probabilities the ratio is taken against.
         exact: Rollout = the trainer's own weights and forward in full precision (mismatch exactly 0).
-        eval_every: Steps between held-out evaluations (0: never; the last step is always evaluated otherwise).
+        eval_every: Steps between held-out evaluations, the first before training and one after the last step; 0: never.
         eval_prompts: Held-out prompts of one evaluation.
         data_seed: Seed of the prompt order, 0 for "follow the run's seed".
     """
@@ -50,8 +50,8 @@ class Recipe:
     max_new_tokens: int = 6
     old_log_prob: str = "rollout"
     exact: bool = False
-    eval_every: int = 0
-    eval_prompts: int = 128
+    eval_every: int = 10
+    eval_prompts: int = 96
     data_seed: int = 0
 
 
