@@ -1,0 +1,395 @@
+"""What a playbook may say: the models behind it, and the checks on single values and between them.
+
+Validation takes a context: `base` (folder that relative paths start from) and `library` (cards in force).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    Strict,
+    StringConstraints,
+    ValidationInfo,
+)
+
+from diagnose import located
+from diagnose.located import unknown
+from diagnose.result import Verdict
+from proxy import embedded
+from proxy.errors import ProxyError
+from proxy.specs import BuildSpec, Recipe
+from taxonomy.registry import Library, library
+from taxonomy.symptoms import SYMPTOM_BY_ID
+
+AUTO = "auto"
+ENGINES = ("local", "verl")
+
+Scalar = str | int | float | bool | None
+Alpha = tuple[float, float, float]
+
+
+def one_of(value: str, allowed: tuple[str, ...], what: str) -> str:
+    """Return `value` if it is allowed; raises ValueError with the near misses and all that is."""
+    if value not in allowed:
+        raise ValueError(unknown(what, value, allowed))
+    return value
+
+
+def _engine(name: str) -> str:
+    """Engines of installed packages count too; their names are known without importing them."""
+    others = tuple(point.name for point in entry_points(group="rl_diagnose.engines"))
+    return one_of(name, (*ENGINES, *others), "engine")
+
+
+def _symptom(symptom: str) -> str:
+    return one_of(symptom, (AUTO, *SYMPTOM_BY_ID), "symptom")
+
+
+def _fault(fault: str, info: ValidationInfo) -> str:
+    """The cards in force are those that `load` was given."""
+    cards: Library = (info.context or {}).get("library") or library()
+    return one_of(fault, tuple(cards.cards), "fault")
+
+
+def _strategy(name: str) -> str:
+    if name != BuildSpec.strategy:
+        from proxy.strategies import strategy
+
+        try:
+            strategy(name)
+        except ProxyError as error:
+            raise ValueError(f"{error}: {error.mend}" if error.mend else str(error)) from error
+    return name
+
+
+def _alpha(value: Any) -> Alpha:
+    """Three weights of the views; the builder scales them to the sum 1."""
+    weights = value if isinstance(value, tuple | list) else ()
+    numbers = [w for w in weights if isinstance(w, int | float) and not isinstance(w, bool)]
+    if (
+        len(weights) != 3
+        or len(numbers) != 3
+        or not all(0 <= w < float("inf") for w in numbers)
+        or not sum(numbers)
+    ):
+        raise ValueError("must be three weights ≥ 0, not all 0: router, co-activation, context")
+    router, coactivation, context = map(float, numbers)
+    return router, coactivation, context
+
+
+def _base(info: ValidationInfo) -> Path:
+    """Return the folder that relative paths start from: the playbook's."""
+    return Path((info.context or {}).get("base", "."))
+
+
+def _path(text: Any, info: ValidationInfo) -> Any:
+    """Resolve a path; what is no text is left to the type check."""
+    if not isinstance(text, str):
+        return text
+    if text in ("", "-"):
+        raise ValueError("must be a path")
+    return str(_base(info) / Path(text).expanduser())
+
+
+def _checkpoint(text: str, info: ValidationInfo) -> str:
+    """``embedded:NAME`` stays as it is (`proxy.embedded.resolve`), anything else is a folder."""
+    if text.startswith(embedded.PREFIX):
+        one_of(text, tuple(embedded.PREFIX + name for name in embedded.NAMES), "embedded checkpoint")
+        return text
+    return str(_path(text, info))
+
+
+def _prompts(text: str, info: ValidationInfo) -> str:
+    return text if text == "embedded" else str(_path(text, info))
+
+
+def _python(text: str, info: ValidationInfo) -> str:
+    """A bare name is looked for on the PATH, anything else is a path."""
+    return str(_path(text, info)) if "/" in text else text
+
+
+def _listed(value: Any) -> Any:
+    """One file or a list of them (a tuple from YAML, a list from JSON)."""
+    if not isinstance(value, str | tuple | list):
+        raise ValueError("must be a path or a list of paths")
+    return (value,) if isinstance(value, str) else tuple(value)
+
+
+def _some(value: Any) -> Any:
+    """Refuse an empty list here: pydantic's own check also counts out the items that are wrong."""
+    if isinstance(value, tuple | list) and not value:
+        raise ValueError("must not be empty")
+    return value
+
+
+def _context(value: Any, info: ValidationInfo) -> Any:
+    """Flatten a context; a text is the path of a Hydra dump."""
+    if isinstance(value, str):
+        path = Path(_path(value, info))
+        try:
+            dump = located.parse(path.read_bytes())
+        except OSError as error:
+            raise ValueError(f"{value}: {error.strerror or error}") from error
+        if dump.issues or not isinstance(dump.data, dict):
+            what = dump.issues[0].message if dump.issues else "no mapping"
+            raise ValueError(f"{value}: {what}")
+        value = dump.data
+    if not isinstance(value, dict):
+        return value
+    facts = located.flatten(value)
+    for key, fact in facts.items():
+        if isinstance(fact, float) and not math.isfinite(fact):
+            raise ValueError(f"{key} must be a finite number, not {fact}")
+    return facts
+
+
+def _candidates(value: Any) -> Any:
+    """None stands for "auto": every card that has the symptom."""
+    if value == AUTO:
+        return None
+    if isinstance(value, str):
+        raise ValueError('must be "auto" or a list of {fault, strength, from_step, until_step, probability}')
+    return _some(tuple(value) if isinstance(value, list) else value)
+
+
+Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")]
+FilesInput = str | Annotated[list[str], Field(min_length=1)]
+Files = Annotated[
+    tuple[Annotated[Path, BeforeValidator(_path), Strict(False)], ...],
+    BeforeValidator(_listed, json_schema_input_type=str | list[str]),
+]
+Positive = Annotated[int, Field(ge=1)]
+FaultId = Annotated[str, AfterValidator(_fault)]
+
+
+class Part(BaseModel):
+    """Base of the models: nothing unknown, nothing converted, nothing changed later."""
+
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, strict=True, allow_inf_nan=False, use_attribute_docstrings=True
+    )
+
+
+class Original(Part):
+    """The incident's logs, and what is known about the run."""
+
+    faulty: Annotated[Files, BeforeValidator(_some, json_schema_input_type=FilesInput)]
+    """Log of the failing run; a list means several seeds."""
+    healthy: Files = ()
+    """Logs of healthy twins, where there are any."""
+    context: Annotated[
+        dict[str, Scalar], BeforeValidator(_context, json_schema_input_type=dict[str, Any] | str)
+    ] = Field(default={})
+    """Facts about the run (rollout.backend: vllm, device: npu, …), or the path of a Hydra dump."""
+
+
+class Calibration(Part):
+    """The text that expert statistics are taken from."""
+
+    prompts: Annotated[str, AfterValidator(_prompts)] = BuildSpec.calibration
+    """"embedded", or a JSONL file of token-id lists or texts."""
+    tokens: Positive = BuildSpec.calibration_tokens
+    """Tokens used at most."""
+
+
+class Proxy(Part):
+    """The cheap stand-in on which faults are replayed."""
+
+    from_: Literal["checkpoint", "sibling", "embedded"] = Field(alias="from")
+    """checkpoint: cut from the failing model; sibling: a smaller model of its family; embedded: the shipped one."""
+    checkpoint: Annotated[str, AfterValidator(_checkpoint)] = f"{embedded.PREFIX}{embedded.NAMES[0]}"
+    """Folder in Hugging Face layout, or embedded:NAME."""
+    experts: Positive | None = None
+    """Experts kept in each layer."""
+    strategy: Annotated[str, AfterValidator(_strategy)] = BuildSpec.strategy
+    """multi_view, some of router+coactivation+context, frequency, random, first_k, merge."""
+    alpha: Annotated[Alpha, BeforeValidator(_alpha, json_schema_input_type=Alpha)] = BuildSpec.alpha
+    """Weights of the three views: router, co-activation, context."""
+    normalisation: Literal["min_max", "max", "rank"] = "min_max"
+    """How the three distances are made comparable."""
+    calibration: Calibration = Calibration()
+
+    def build_spec(self, checkpoint: Path, out: Path) -> BuildSpec:
+        """Return the build that this asks for.
+
+        Args:
+            checkpoint: The resolved checkpoint folder (`proxy.embedded.resolve`).
+            out: Folder to write.
+        """
+        assert self.experts is not None, "only a sibling is used uncut"
+        return BuildSpec(
+            checkpoint=str(checkpoint),
+            out=str(out),
+            experts=self.experts,
+            strategy=self.strategy,
+            alpha=self.alpha,
+            normalisation=self.normalisation,
+            calibration=self.calibration.prompts,
+            calibration_tokens=self.calibration.tokens,
+        )
+
+
+class Engine(Part):
+    """What runs the proxy."""
+
+    name: Annotated[str, AfterValidator(_engine)] = "local"
+    """local, verl, or an engine of an installed package."""
+    command: tuple[str, ...] = ()
+    """The training command as a list of arguments. It runs only after it was shown and allowed."""
+    python: Annotated[str, AfterValidator(_python)] = ""
+    """Python interpreter that starts the engine. It runs only after it was shown and allowed."""
+
+
+class RecipeSettings(Part):
+    """The replays' recipe: the fields of `proxy.specs.Recipe`, and how many seeds."""
+
+    seeds: Annotated[int, Field(ge=1, le=1000)] = 2
+    """Seeds of every replay."""
+    steps: Annotated[int, Field(ge=1, le=1_000_000)] = Recipe.steps
+    """Training steps of every replay."""
+    prompts: Positive = Recipe.prompts
+    """Prompts a step."""
+    group_size: Positive = Recipe.group_size
+    """Responses a prompt."""
+    mini_batches: Positive = Recipe.mini_batches
+    """Optimizer updates a step."""
+    epochs: Positive = Recipe.epochs
+    """Passes over the batch."""
+    lr: Annotated[float, Field(gt=0)] = Recipe.lr
+    """Learning rate."""
+    kl_coef: Annotated[float, Field(ge=0)] = Recipe.kl_coef
+    """Coefficient of the KL loss to the reference."""
+    clip_ratio: Annotated[float, Field(gt=0)] = Recipe.clip_ratio
+    """PPO clip."""
+    max_grad_norm: Annotated[float, Field(gt=0)] = Recipe.max_grad_norm
+    """Gradient clipping."""
+    temperature: Annotated[float, Field(gt=0)] = Recipe.temperature
+    """Sampling temperature."""
+    max_new_tokens: Positive = Recipe.max_new_tokens
+    """Longest response."""
+    old_log_prob: Literal["rollout", "trainer"] = "rollout"
+    """Whose log-probabilities the ratio is taken against."""
+    exact: bool = Recipe.exact
+    """Rollout with the trainer's own weights and forward, without any mismatch."""
+    eval_every: Annotated[int, Field(ge=0)] = Recipe.eval_every
+    """Steps between held-out evaluations, 0 for none."""
+    eval_prompts: Positive = Recipe.eval_prompts
+    """Prompts of an evaluation."""
+    data_seed: Annotated[int, Field(ge=0)] = Recipe.data_seed
+    """Seed of the prompt order, 0 for the run's own."""
+
+    def recipe(self) -> Recipe:
+        """Return the recipe as engines take it."""
+        return Recipe(**self.model_dump(exclude={"seeds"}))
+
+
+class CandidateSpec(Part):
+    """A fault to replay."""
+
+    fault: FaultId
+    """Fault id (`diagnose faults`)."""
+    strength: Annotated[float, Field(gt=0)] = 1.0
+    """Multiple of the card's default."""
+    from_step: Positive | None = None
+    """First step with the fault. Without it: the first step, or the incident's onset when there is no twin."""
+    until_step: Annotated[int, Field(ge=0)] = 0
+    """Last step with the fault, 0 for none."""
+    probability: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Chance that the fault is active in a step of that window."""
+
+
+CandidateList = Annotated[list[CandidateSpec], Field(min_length=1)]
+
+
+class Budget(Part):
+    """What the replays may cost. What was not tried is listed."""
+
+    seconds: Annotated[float, Field(gt=0)]
+    """Seconds for all replays."""
+
+
+class Expect(Part):
+    """What a CI job expects; anything else ends with exit code 1."""
+
+    fault: FaultId | None = None
+    """Fault that must be ranked first."""
+    verdict: Annotated[Verdict, Strict(False)] | None = None
+    """Verdict that must come out."""
+
+
+class Playbook(Part):
+    """A playbook of `diagnose run`."""
+
+    version: Literal[1]
+    """Version of this format."""
+    name: Name
+    """Short name, for run folders and reports."""
+    title: str = ""
+    """One line for humans."""
+    description: str = ""
+    """What happened."""
+    symptom: Annotated[
+        str, AfterValidator(_symptom), Field(json_schema_extra={"enum": [AUTO, *SYMPTOM_BY_ID]})
+    ]
+    """What is wrong; auto: read it from the logs."""
+    original: Original
+    proxy: Proxy
+    engine: Engine = Engine()
+    recipe: RecipeSettings = RecipeSettings()
+    candidates: Annotated[
+        tuple[CandidateSpec, ...] | None,
+        BeforeValidator(_candidates, json_schema_input_type=Literal["auto"] | CandidateList),
+    ] = Field(default=None, json_schema_extra={"default": AUTO})
+    """Faults to replay; auto: every card that has the symptom."""
+    budget: Budget | None = None
+    expect: Expect | None = None
+
+
+def cross_checks(data: Mapping[str, Any]) -> Iterator[tuple[located.Path, str]]:
+    """Yield (path, complaint) for what only shows between fields.
+
+    Works on the raw document, so it finds its share also when other fields are wrong. A path whose last key is
+    absent names a missing key.
+    """
+
+    def part(name: str) -> Mapping[str, Any]:
+        value = data.get(name)
+        return value if isinstance(value, dict) else {}
+
+    proxy, engine = part("proxy"), part("engine")
+    kind = proxy.get("from")
+    if kind in ("checkpoint", "sibling") and "checkpoint" not in proxy:
+        yield ("proxy", "checkpoint"), f'missing required key "checkpoint": from: {kind} needs one'
+    if kind in ("checkpoint", "embedded") and "experts" not in proxy:
+        yield ("proxy", "experts"), 'missing required key "experts": how many to keep in each layer'
+    if engine.get("command") and engine.get("name", "local") == "local":
+        yield ("engine", "command"), "the local engine takes no command"
+    if data.get("expect") == {}:
+        yield ("expect",), "must name a fault, a verdict or both"
+    steps = part("recipe").get("steps", Recipe.steps)
+    candidates = data.get("candidates")
+    seen: dict[tuple[Any, Any], int] = {}
+    for index, item in enumerate(candidates if isinstance(candidates, tuple) else ()):
+        if not isinstance(item, dict):
+            continue
+        key = (
+            str(item.get("fault")),
+            str(float(s) if isinstance(s := item.get("strength", 1.0), int) else s),
+        )
+        if "fault" in item and seen.setdefault(key, index) != index:
+            yield ("candidates", index), f"the same fault and strength as candidate {seen[key] + 1}"
+        first, last = item.get("from_step"), item.get("until_step")
+        if isinstance(first, int) and isinstance(steps, int) and first > steps > 0:
+            yield ("candidates", index, "from_step"), f"after the last step of the recipe ({steps})"
+        if isinstance(first, int) and isinstance(last, int) and 0 < last < first:
+            yield ("candidates", index, "until_step"), f"before from_step ({first})"
