@@ -87,10 +87,11 @@ def strip(text: str) -> str:
 def printable(text: str, limit: int = 200) -> str:
     """Return `text` as something safe to keep and show: printable characters only, at most `limit` of them.
 
-    Besides control characters this drops what `str.isprintable` calls unprintable, such as the bidirectional
-    overrides that make a terminal show other text than it was given.
+    Besides control characters this drops the bidirectional overrides that make a terminal show other text than it
+    was given; all blanks become spaces.
     """
-    clean = "".join(char for char in strip(text[: 4 * limit]) if char.isprintable())
+    kept = (char if char.isprintable() else " " * char.isspace() for char in strip(text[: 4 * limit]))
+    clean = "".join(kept)
     return clean if len(clean) <= limit else clean[: limit - 1] + "…"
 
 

@@ -1,6 +1,7 @@
 """Records → runs: merging, conflicts, second runs, resumes; and which raw key becomes which metric."""
 
 import math
+from collections.abc import Mapping
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from diagnose.logs.model import Record, Run
 KL, ENTROPY, GRAD, REWARD = "actor/kl_loss", "actor/entropy", "actor/grad_norm", "critic/rewards/mean"
 
 
-def runs(*records: tuple[int, dict[str, float]]) -> tuple[Run, ...]:
+def runs(*records: tuple[int, Mapping[str, float]]) -> tuple[Run, ...]:
     found = (Record(line, step, data) for line, (step, data) in enumerate(records, 1))
     return assemble(found, "here", VERL)
 

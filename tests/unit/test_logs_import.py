@@ -84,7 +84,8 @@ def test_console_and_file_logger_of_one_run_agree(tmp_path: Path) -> None:
 def test_a_rounded_old_console_log(tmp_path: Path) -> None:
     text = "".join(
         f"\x1b[2m\x1b[36m(main_task pid=9)\x1b[0m step:{step} - timing/gen:1.000"
-        f" - critic/kl:{0.0004 * step:.3f} - actor/entropy_loss:{0.5 - 0.01 * step:.3f} - actor/lr(1e-4):0.010\n"
+        f" - critic/kl:{0.0004 * step:.3f} - actor/entropy_loss:{0.5 - 0.01 * step:.3f}"
+        " - actor/lr(1e-4):0.010\n"
         for step in range(10)
     )
     (run,) = read(log(tmp_path, text)).runs

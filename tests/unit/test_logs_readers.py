@@ -71,7 +71,7 @@ def test_only_a_last_line_without_a_break_is_not_whole() -> None:
 
 
 def test_printable_keeps_no_control_and_no_bidi_character() -> None:
-    assert printable("a\x1b[31m/b\u202e\u2028\x9b\ud800c") == "a/bc"
+    assert printable("a\x1b[31m/b\u202e\x9b\ud800c\u2028\n\u3000d") == "a/bc   d"
     assert printable("x" * 500, 10) == "x" * 9 + "…"
 
 
