@@ -1,0 +1,106 @@
+"""The application: screens on a stack, keys that hold everywhere, and the command palette."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import partial
+from pathlib import Path
+
+from textual.app import App, SystemCommand
+from textual.binding import Binding
+from textual.screen import Screen
+
+from diagnose.store import RunFolder
+from diagnose.tui.launch import Backend, Launched
+from diagnose.tui.screens.dialogs import HelpScreen
+from diagnose.tui.screens.symptom import SymptomScreen
+from taxonomy.registry import Library, library
+
+
+def run(run_dir: Path | None = None) -> int:
+    """Show the TUI until the user leaves it, and return the exit code.
+
+    Args:
+        run_dir: Run folder to open first, None for the first screen.
+    """
+    from diagnose.tui.launch import SessionBackend
+
+    app = DiagnoseApp(SessionBackend(), run_dir)
+    app.run()
+    return app.return_code or 0
+
+
+class DiagnoseApp(App[None]):
+    """A viewer of run folders that can also make them."""
+
+    TITLE = "diagnose"
+    CSS_PATH = "diagnose.tcss"
+    HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (120, "-wide")]  # noqa: RUF012  (Textual's own type)
+    BINDINGS = [  # noqa: RUF012
+        Binding("q", "quit", "Quit", tooltip="Leave; a run that is under way goes on", id="quit"),
+        Binding(
+            "question_mark",
+            "help",
+            "Help",
+            key_display="?",
+            tooltip="Show all keys of this screen",
+            id="help",
+        ),
+    ]
+
+    def __init__(
+        self,
+        backend: Backend,
+        run_dir: Path | None = None,
+        *,
+        cards: Library | None = None,
+        poll_s: float = 0.25,
+    ) -> None:
+        """Make the application.
+
+        Args:
+            backend: The program behind the screens.
+            run_dir: Run folder to show first, None for the first screen.
+            cards: Fault cards, None for the installed ones.
+            poll_s: Seconds between two looks at a run folder: at most four redraws a second.
+        """
+        super().__init__()
+        self.backend = backend
+        self.poll_s = poll_s
+        self._run_dir = run_dir
+        self._cards = cards
+
+    @property
+    def cards(self) -> Library:
+        """The fault cards in force."""
+        return self._cards if self._cards is not None else library()
+
+    def on_mount(self) -> None:
+        """Show the first screen, and the run that was asked for on top of it."""
+        self.push_screen(SymptomScreen())
+        if self._run_dir is not None:
+            self.show_run(Launched(RunFolder(self._run_dir)))
+
+    def show_run(self, launched: Launched) -> None:
+        """Put the run screen on top."""
+        # Imported here: numpy and the plot widget are not needed to paint the first screen.
+        from diagnose.tui.screens.run import RunScreen
+
+        self.push_screen(RunScreen(launched))
+
+    def action_help(self) -> None:
+        """Show the keys of the screen at hand."""
+        rows = [
+            (self.get_key_display(active.binding), active.binding.description, active.tooltip)
+            for active in self.screen.active_bindings.values()
+            if active.binding.description and active.binding.id and not active.binding.system
+        ]
+        self.push_screen(HelpScreen(rows))
+
+    def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
+        """Offer every key of the screen in the command palette too."""
+        yield from super().get_system_commands(screen)
+        for node, binding, enabled, tooltip in screen.active_bindings.values():
+            if enabled and binding.id and binding.description and binding.action != "quit":
+                run = partial(self.run_action, binding.action, node)
+                yield SystemCommand(binding.description, tooltip or f"Key {binding.key}", run)

@@ -1,0 +1,264 @@
+"""What the run screen shows: events folded into an immutable view, without a clock and without Textual.
+
+Times come from the events alone, so the same event file always gives the same view.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+
+from diagnose.events import (
+    STAGES,
+    EndEvent,
+    Event,
+    NoteEvent,
+    RunEvent,
+    SessionEvent,
+    StageEvent,
+    StepEvent,
+    VerdictEvent,
+)
+from diagnose.report.evidence import Evidence
+from diagnose.report.text import literal, seconds
+from diagnose.result import Result
+
+MAX_NOTES = 200
+_STAGE_SIGN = {"waiting": "·", "started": "▶", "done": "✔", "skipped": "✔", "failed": "✘"}
+_RUN_SIGN = {"queued": "·", "started": "▶", "done": "✔", "failed": "✘", "left out": "–"}
+
+
+@dataclass(frozen=True)
+class RunRow:
+    """One replay.
+
+    Attributes:
+        run: Run id.
+        fault: Fault id, None for a healthy replay.
+        seed: Seed.
+        status: queued, started, done, failed, or left out (the budget was spent).
+        step: Last finished step.
+        steps: Steps in all, 0 while unknown.
+        started_t: Unix time of its start, 0 before.
+        last_t: Unix time of its last event.
+        reason: Why it failed.
+        witness: Numbers that prove the injection, known when it is done.
+    """
+
+    run: str
+    fault: str | None
+    seed: int
+    status: str = "queued"
+    step: int = 0
+    steps: int = 0
+    started_t: float = 0.0
+    last_t: float = 0.0
+    reason: str = ""
+    witness: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def eta_s(self) -> float | None:
+        """Seconds until its last step at the pace so far, None while there is no pace."""
+        if self.status != "started" or not self.step or self.last_t <= self.started_t:
+            return None
+        return (self.last_t - self.started_t) / self.step * (self.steps - self.step)
+
+    @property
+    def state(self) -> str:
+        """The state in words, with a sign that does not lean on colour."""
+        sign = _RUN_SIGN.get(self.status, "?")
+        if self.status == "started":
+            eta = "" if self.eta_s is None else f", {seconds(self.eta_s)} left"
+            return f"{sign} step {self.step}/{self.steps or '?'}{eta}"
+        if self.status == "failed":
+            return f"{sign} failed: {literal(self.reason, 200)}" if self.reason else f"{sign} failed"
+        return f"{sign} {literal(self.status, 20)}"
+
+
+@dataclass(frozen=True)
+class Note:
+    """One sentence of the runner for humans, with what to do about it where there is something."""
+
+    text: str
+    level: str = "info"
+    mend: str = ""
+
+
+@dataclass(frozen=True)
+class RunView:
+    """A run folder as its event file tells it.
+
+    Attributes:
+        name: Playbook name.
+        symptom: Symptom id.
+        candidates: Fault ids.
+        seeds: Seeds.
+        steps: Steps of a replay.
+        stages: (stage, status, detail) in the order of the pipeline; status "waiting" before its first event.
+        rows: Replays in the order in which they were queued.
+        notes: The last notes.
+        verdict: Verdict, "" before it is known.
+        summary: Its headline.
+        end: "completed", "interrupted" or "failed" once the runner has said its last word, "" before.
+        exit_code: The exit code that goes with it.
+    """
+
+    name: str = ""
+    symptom: str = ""
+    candidates: tuple[str, ...] = ()
+    seeds: tuple[int, ...] = ()
+    steps: int = 0
+    stages: tuple[tuple[str, str, str], ...] = tuple((stage, "waiting", "") for stage in STAGES)
+    rows: tuple[RunRow, ...] = ()
+    notes: tuple[Note, ...] = ()
+    verdict: str = ""
+    summary: str = ""
+    end: str = ""
+    exit_code: int = 0
+
+    @property
+    def finished(self) -> int:
+        """Replays that are done or failed."""
+        return sum(row.status in ("done", "failed") for row in self.rows)
+
+    @property
+    def eta_s(self) -> float | None:
+        """Seconds until the last replay ends at the pace of this runner so far, None while there is no pace."""
+        ours = [row for row in self.rows if row.started_t]
+        walked = sum(row.step for row in ours)
+        left = sum(self.steps - row.step for row in self.rows if row.status in ("queued", "started"))
+        if not walked or not left:
+            return None
+        spent = max(row.last_t for row in ours) - min(row.started_t for row in ours)
+        return spent / walked * left if spent > 0 else None
+
+    def stage_line(self) -> str:
+        """Return the pipeline on one line: what is done, what is under way."""
+        words = []
+        for stage, status, _ in self.stages:
+            count = f" {self.finished}/{len(self.rows)}" if stage == "replay" and self.rows else ""
+            words.append(f"{_STAGE_SIGN.get(status, '?')} {stage}{count}")
+        return "  ".join(words)
+
+    def status_line(self, alive: bool) -> str:
+        """Return in one sentence how things stand.
+
+        Args:
+            alive: Whether a runner is at work in the folder.
+        """
+        if self.end == "completed":
+            return f"Finished. {literal(self.summary)}".strip()
+        if self.end == "interrupted":
+            return "Stopped. What is done is kept; u resumes the rest."
+        if self.end == "failed":
+            return f"Failed. {self._last_problem()}".strip()
+        if not alive:
+            return "The runner is gone without a last word. What is done is kept; u resumes the rest."
+        for stage, status, detail in self.stages:
+            if status == "started":
+                extra = f": {literal(detail, 200)}" if detail else ""
+                if stage == "replay" and self.eta_s is not None:
+                    extra += f", about {seconds(self.eta_s)} left"
+                return f"{stage.capitalize()} under way{extra}"
+        return "Under way"
+
+    def _last_problem(self) -> str:
+        for note in reversed(self.notes):
+            if note.level in ("error", "warn"):
+                return literal(f"{note.text} {note.mend}".strip())
+        for stage, status, detail in self.stages:
+            if status == "failed":
+                return literal(f"{stage}: {detail}")
+        return ""
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """All that the run screen shows at one moment; never changed after it was made.
+
+    Attributes:
+        view: What the events say.
+        evidence: Curves as far as they are written.
+        alive: Whether a runner is at work.
+        result: The result, None before there is one.
+        problem: What keeps the folder from being read, "" when nothing does.
+    """
+
+    view: RunView = field(default_factory=RunView)
+    evidence: Evidence = field(default_factory=Evidence)
+    alive: bool = False
+    result: Result | None = None
+    problem: str = ""
+
+
+def fold(view: RunView, events: Iterable[Event]) -> RunView:
+    """Return the view after some more events."""
+    for event in events:
+        view = _fold(view, event)
+    return view
+
+
+def _fold(view: RunView, event: Event) -> RunView:
+    match event:
+        case SessionEvent():
+            # A resumed session starts its stages again and keeps its finished rows.
+            rows = tuple(
+                replace(row, started_t=0.0)
+                if row.status == "done"
+                else replace(row, status="queued", step=0, started_t=0.0, reason="")
+                for row in view.rows
+            )
+            return replace(
+                RunView(),
+                name=event.name,
+                symptom=event.symptom,
+                candidates=event.candidates,
+                seeds=event.seeds,
+                steps=event.steps,
+                rows=rows,
+                notes=view.notes,
+            )
+        case StageEvent():
+            known = {stage: (stage, status, detail) for stage, status, detail in view.stages}
+            known[event.stage] = (event.stage, event.status, event.detail)
+            return replace(view, stages=tuple(known.values()))
+        case RunEvent():
+            return replace(view, rows=_run(view.rows, event))
+        case StepEvent():
+            return replace(
+                view,
+                rows=tuple(
+                    replace(row, status="started", step=event.step, steps=event.steps, last_t=event.t)
+                    if row.run == event.run
+                    else row
+                    for row in view.rows
+                ),
+            )
+        case NoteEvent():
+            note = Note(event.text, event.level, getattr(event, "mend", ""))
+            return replace(view, notes=(*view.notes, note)[-MAX_NOTES:])
+        case VerdictEvent():
+            return replace(view, verdict=event.verdict, summary=event.summary)
+        case EndEvent():
+            rest = "left out" if event.status == "completed" else "queued"
+            rows = tuple(
+                row if row.status in ("done", "failed") else replace(row, status=rest, step=0)
+                for row in view.rows
+            )
+            return replace(view, end=event.status, exit_code=event.exit_code, rows=rows)
+    return view
+
+
+def _run(rows: tuple[RunRow, ...], event: RunEvent) -> tuple[RunRow, ...]:
+    """Return the rows after one event about a replay."""
+    old = next((row for row in rows if row.run == event.run), None)
+    new = replace(
+        old or RunRow(event.run, event.fault, event.seed),
+        status=event.status,
+        reason=event.reason,
+        witness=dict(event.witness),
+        last_t=event.t,
+    )
+    if event.status in ("queued", "started"):
+        new = replace(new, step=0, started_t=event.t if event.status == "started" else 0.0)
+    return tuple(new if row.run == event.run else row for row in rows) if old else (*rows, new)

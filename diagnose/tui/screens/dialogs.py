@@ -1,0 +1,187 @@
+"""Small windows over a screen: help, a fault card, a question, a list to pick from."""
+
+from __future__ import annotations
+
+from rich.table import Table
+from rich.text import Text
+from textual.app import ComposeResult
+from textual.binding import Binding
+from textual.containers import Vertical, VerticalScroll
+from textual.events import Key
+from textual.screen import ModalScreen
+from textual.widgets import Footer, OptionList, Static
+from textual.widgets.option_list import Option
+
+from diagnose.report.text import literal, number
+from diagnose.report.words import metric_title
+from taxonomy.categories import CATEGORY_BY_ID
+from taxonomy.registry import FaultCard
+from taxonomy.symptoms import SYMPTOM_BY_ID
+
+_CLOSE = Binding("escape,q", "dismiss", "Close", key_display="esc", tooltip="Back to the screen", id="close")
+
+
+class HelpScreen(ModalScreen[None]):
+    """All keys of the screen beneath, in words."""
+
+    BINDINGS = [_CLOSE]  # noqa: RUF012
+
+    def __init__(self, rows: list[tuple[str, str, str]]) -> None:
+        """Make the window; `rows` are (key, what it does, more about it)."""
+        super().__init__()
+        self._rows = rows
+
+    def compose(self) -> ComposeResult:
+        """Lay out the keys as a table."""
+        table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold", pad_edge=False)
+        table.add_column("key", no_wrap=True)
+        table.add_column("does", no_wrap=True)
+        table.add_column("")
+        for key, description, tooltip in self._rows:
+            table.add_row(Text(key, "bold"), Text(description), Text(tooltip, "dim"))
+        extra = Text(
+            "\ntab and shift+tab move between the parts of a screen, ctrl+p lists every command.", "dim"
+        )
+        with VerticalScroll(classes="dialog") as box:
+            box.border_title = "Keys"
+            yield Static(table)
+            yield Static(extra)
+        yield Footer()
+
+
+class CardScreen(ModalScreen[None]):
+    """One fault card, whole."""
+
+    BINDINGS = [_CLOSE]  # noqa: RUF012
+
+    def __init__(self, card: FaultCard) -> None:
+        """Make the window of a card."""
+        super().__init__()
+        self._card = card
+
+    def compose(self) -> ComposeResult:
+        """Lay out the card as titled paragraphs."""
+        with VerticalScroll(classes="dialog") as box:
+            box.border_title = Text(literal(self._card.title, 70))
+            yield Static(card_view(self._card))
+        yield Footer()
+
+
+class ConfirmScreen(ModalScreen[bool]):
+    """A question with the consequences spelt out; anything but `y` means no."""
+
+    BINDINGS = [  # noqa: RUF012
+        Binding("y", "answer(True)", "Yes", tooltip="Do it", id="yes"),
+        Binding(
+            "n,escape", "answer(False)", "No", key_display="n", tooltip="Leave everything as it is", id="no"
+        ),
+    ]
+
+    def __init__(self, question: str, details: tuple[str, ...] = ()) -> None:
+        """Make the window; both texts are shown literally."""
+        super().__init__()
+        self._question, self._details = question, details
+
+    def compose(self) -> ComposeResult:
+        """Lay out question and details."""
+        with VerticalScroll(classes="dialog") as box:
+            box.border_title = "Sure?"
+            yield Static(Text(literal(self._question), "bold"))
+            yield Static(Text("\n".join(literal(detail) for detail in self._details)))
+            yield Static(Text("\ny: yes   n: no", "dim"))
+        yield Footer()
+
+    def action_answer(self, yes: bool) -> None:
+        """Close with the answer."""
+        self.dismiss(yes)
+
+
+class PickScreen(ModalScreen[str | None]):
+    """One of a list; enter or the entry's first letter picks it."""
+
+    BINDINGS = [_CLOSE]  # noqa: RUF012
+
+    def __init__(self, title: str, entries: dict[str, str], current: str = "", letters: bool = False) -> None:
+        """Make the window.
+
+        Args:
+            title: What is picked.
+            entries: Value → what is shown, literally.
+            current: The value that the cursor starts on.
+            letters: Whether a letter picks an entry, as "(h) …" in front of it says.
+        """
+        super().__init__()
+        self._title, self._entries, self._current = title, entries, current
+        self._letters = _letters(tuple(entries)) if letters else {}
+
+    def compose(self) -> ComposeResult:
+        """Lay out the list."""
+        by_value = {value: letter for letter, value in self._letters.items()}
+        options = [
+            Option(Text(f"({by_value[value]}) {text}" if value in by_value else text), id=f"pick-{index}")
+            for index, (value, text) in enumerate(self._entries.items())
+        ]
+        with Vertical(classes="dialog") as box:
+            box.border_title = self._title
+            yield OptionList(*options, id="picks")
+        yield Footer()
+
+    def on_mount(self) -> None:
+        """Start on the current entry."""
+        picks = self.query_one(OptionList)
+        values = list(self._entries)
+        picks.highlighted = values.index(self._current) if self._current in values else 0
+        picks.focus()
+
+    def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:
+        """Close with the picked value."""
+        self.dismiss(list(self._entries)[event.option_index])
+
+    def on_key(self, event: Key) -> None:
+        """Pick by letter; the screen beneath must not see it too."""
+        if event.key in self._letters:
+            event.stop()
+            event.prevent_default()
+            self.dismiss(self._letters[event.key])
+
+
+def _letters(values: tuple[str, ...]) -> dict[str, str]:
+    """Return a letter for each value: its first one that no other value has taken."""
+    taken: dict[str, str] = {}
+    for value in values:
+        letter = next((char for char in value.lower() if char.isalpha() and char not in {*taken, "q"}), "")
+        if letter:
+            taken[letter] = value
+    return taken
+
+
+def card_view(card: FaultCard) -> Table:
+    """Return a fault card as a two-column table of what is known."""
+    category = CATEGORY_BY_ID.get(card.category)
+    facts: dict[str, list[str]] = {
+        "fault": [card.id],
+        "category": [category.title if category else card.category],
+        "symptoms": [SYMPTOM_BY_ID[s].title if s in SYMPTOM_BY_ID else s for s in card.symptoms],
+        "mechanism": [card.mechanism],
+        "injected at": [f"{card.stage.value}, as {card.form.value}"],
+        "parameters": [
+            f"{p.name} = {number(p.default)} {p.unit}".strip() + f": {p.meaning} ({p.source})"
+            for p in card.parameters
+        ],
+        "expected": [
+            f"{metric_title(e.metric)}: {e.direction}, {e.onset}" + (" (primary)" if e.weight > 1 else "")
+            for e in card.signature
+        ],
+        "look-alikes": [f"{r.fault}: told apart by {metric_title(r.metric)}. {r.why}" for r in card.rivals],
+        "proved by": [f"{card.witness.name} > {number(card.witness.above)}: {card.witness.meaning}"],
+        "fix": [card.fix],
+        "check by hand": [card.check_by_hand] if card.check_by_hand else [],
+        "sources": list(card.sources),
+    }
+    table = Table.grid(padding=(0, 2, 0, 0))
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, lines in facts.items():
+        for index, text in enumerate(lines):
+            table.add_row(Text(name if index == 0 else ""), Text(literal(text)))
+    return table

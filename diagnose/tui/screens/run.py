@@ -1,0 +1,387 @@
+"""Third screen: watch a run folder, live or long finished, and read its verdict."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, cast
+
+from rich.text import Text
+from textual import work
+from textual.app import ComposeResult
+from textual.binding import Binding
+from textual.containers import Container, Vertical
+from textual.message import Message as TextualMessage
+from textual.screen import Screen
+from textual.widgets import DataTable, Footer, Static
+from textual.worker import get_current_worker
+
+from diagnose.errors import DiagnoseError
+from diagnose.report import reports
+from diagnose.report.text import literal, number
+from diagnose.report.words import best, metric_title
+from diagnose.store import write_text
+from diagnose.tui.chart import OverlayChart
+from diagnose.tui.follow import Follower
+from diagnose.tui.launch import Launched
+from diagnose.tui.model import RunRow, Snapshot
+from diagnose.tui.screens.dialogs import ConfirmScreen, PickScreen
+from diagnose.tui.screens.verdict import VerdictPane
+from diagnose.tui.widgets import Crumbs, Message
+from taxonomy.metrics import METRIC_BY_NAME
+from taxonomy.symptoms import SYMPTOM_BY_ID
+
+if TYPE_CHECKING:
+    from diagnose.tui.app import DiagnoseApp
+
+PANES = ("runs", "chart", "verdict")
+_PANES = Binding.Group("Panes", compact=True)
+
+
+class RunScreen(Screen[None]):
+    """Replays, chart and verdict of one run folder; three panes side by side, one at a time on a narrow terminal."""
+
+    BINDINGS = [  # noqa: RUF012
+        Binding("1", "pane('runs')", "Runs", tooltip="Show the replays", id="pane-runs", group=_PANES),
+        Binding("2", "pane('chart')", "Chart", tooltip="Show the curves", id="pane-chart", group=_PANES),
+        Binding(
+            "3", "pane('verdict')", "Verdict", tooltip="Show the verdict", id="pane-verdict", group=_PANES
+        ),
+        Binding("m", "metric", "Metric", tooltip="Pick the metric of the chart from a list", id="metric"),
+        Binding(
+            "n",
+            "step_metric(1)",
+            "Next metric",
+            tooltip="Chart the next metric",
+            show=False,
+            id="metric-next",
+        ),
+        Binding(
+            "p",
+            "step_metric(-1)",
+            "Last metric",
+            tooltip="Chart the previous one",
+            show=False,
+            id="metric-last",
+        ),
+        Binding("e", "export", "Export", tooltip="Write a report file into the run folder", id="export"),
+        Binding("s", "stop", "Stop", tooltip="Stop the run; what is done is kept", id="stop"),
+        Binding("u", "resume", "Resume", tooltip="Do what is missing, and score", id="resume"),
+        Binding("escape", "leave", "Leave", key_display="esc", tooltip="Leave; the run goes on", id="leave"),
+    ]
+
+    @dataclass
+    class Fresh(TextualMessage):
+        """The run folder has changed."""
+
+        snapshot: Snapshot
+
+    def __init__(self, launched: Launched) -> None:
+        """Make the screen of a run folder, with its runner where this process started it."""
+        super().__init__()
+        self._launched = launched
+        self._snapshot = Snapshot()
+        self._metric = ""
+        self._fault: str | None = None
+        self._shown: object = None
+        self._wake = threading.Event()
+        self._verdict_seen = False
+
+    @property
+    def diagnose(self) -> DiagnoseApp:
+        """The application."""
+        return cast("DiagnoseApp", self.app)
+
+    def compose(self) -> ComposeResult:
+        """Lay out the screen."""
+        yield Crumbs(2)
+        yield Static(id="stages", markup=False)
+        yield Message(id="status")
+        with Container(id="panes"):
+            with Vertical(id="runs", classes="panel pane -active") as box:
+                box.border_title = "1 Runs"
+                table: DataTable[Text] = DataTable(id="rows", cursor_type="row")
+                yield table
+                yield Static(id="row-detail", markup=False)
+            with Vertical(id="chart", classes="panel pane") as box:
+                box.border_title = "2 Chart"
+                yield OverlayChart()
+            yield VerdictPane(id="verdict", classes="panel pane")
+        yield Footer(show_command_palette=False)
+
+    def on_mount(self) -> None:
+        """Set up the table and start following the folder."""
+        table: DataTable[Text] = self.query_one("#rows", DataTable)
+        for key, label in (("run", "replay"), ("seed", "seed"), ("state", "state"), ("witness", "injection")):
+            table.add_column(label, key=key)
+        table.focus()
+        self._follow()
+
+    def on_unmount(self) -> None:
+        """Let the following thread end at once."""
+        self._wake.set()
+
+    @work(thread=True, exclusive=True, group="follow")
+    def _follow(self) -> None:
+        """Post a snapshot whenever the folder has changed, at most once in `poll_s`."""
+        worker = get_current_worker()
+        follower = Follower(self._launched.folder, self._launched.process)
+        while not worker.is_cancelled and self.is_attached:
+            snapshot = follower.poll()
+            if snapshot is not None:
+                self.post_message(self.Fresh(snapshot))
+            self._wake.wait(self.diagnose.poll_s)
+
+    def on_run_screen_fresh(self, message: Fresh) -> None:
+        """Show a new snapshot."""
+        self._snapshot = snapshot = message.snapshot
+        view = snapshot.view
+        self.query_one("#stages", Static).update(f"{literal(view.name, 40)}  {view.stage_line()}")
+        self._show_status()
+        self._show_rows()
+        self._show_chart()
+        pane = self.query_one(VerdictPane)
+        done = snapshot.result is not None and (view.end == "completed" or bool(view.verdict))
+        pane.show(snapshot.result if done else None, self._waiting())
+        if done and not self._verdict_seen:
+            self._verdict_seen = True
+            self.action_pane("verdict")
+        self.refresh_bindings()
+
+    def _waiting(self) -> str:
+        view = self._snapshot.view
+        if view.end in ("failed", "interrupted"):
+            return f"There is no verdict: the run was {view.end}. {view.status_line(self._snapshot.alive)}"
+        return f"No verdict yet: {view.finished} of {len(view.rows)} replays are done."
+
+    def _show_status(self) -> None:
+        snapshot, status = self._snapshot, self.query_one("#status", Message)
+        view = snapshot.view
+        if snapshot.problem:
+            status.say(snapshot.problem, "fail")
+        else:
+            style = "fail" if view.end == "failed" else "warn" if view.end == "interrupted" else ""
+            style = style or ("warn" if not view.end and not snapshot.alive else "head" if view.end else "")
+            note = view.notes[-1] if view.notes and not view.end else None
+            status.say(view.status_line(snapshot.alive), style, note.text if note else "")
+
+    def _show_rows(self) -> None:
+        """Bring the table up to date cell by cell, so that the cursor stays where it is."""
+        table: DataTable[Text] = self.query_one("#rows", DataTable)
+        rows = {row.run: row for row in self._snapshot.view.rows}
+        if [key.value for key in table.rows] != list(rows):
+            cursor = table.cursor_row
+            table.clear()
+            for row in rows.values():
+                table.add_row(*self._cells(row), key=row.run)
+            table.move_cursor(row=min(cursor, max(len(rows) - 1, 0)))
+        else:
+            for row in rows.values():
+                for column, cell in zip(table.columns, self._cells(row), strict=True):
+                    if table.get_cell(row.run, column) != cell:
+                        table.update_cell(row.run, column, cell, update_width=True)
+        self._show_row_detail()
+
+    def _cells(self, row: RunRow) -> tuple[Text, ...]:
+        state = row.state
+        style = {"failed": "bold red", "done": "green", "started": "bold"}.get(row.status, "")
+        return (
+            Text(literal(row.fault, 30) if row.fault else "healthy"),
+            Text(str(row.seed), justify="right"),
+            Text(state if len(state) <= 32 else state[:31] + "…", style),
+            Text(self._witness(row)),
+        )
+
+    def _witness(self, row: RunRow) -> str:
+        """Say whether the injection was proved, by the card's own rule where there is a card."""
+        if row.fault is None or row.status != "done":
+            return "–"
+        card = self.diagnose.cards.cards.get(row.fault)
+        if card is None:
+            return ", ".join(f"{literal(k, 20)} {number(v)}" for k, v in row.witness.items()) or "missing"
+        value = row.witness.get(card.witness.name)
+        if value is None:
+            return "✘ missing"
+        return f"✔ seen ({number(value)})" if value > card.witness.above else f"✘ not seen ({number(value)})"
+
+    def _row(self) -> RunRow | None:
+        table: DataTable[Text] = self.query_one("#rows", DataTable)
+        rows = self._snapshot.view.rows
+        return rows[table.cursor_row] if table.cursor_row < len(rows) else None
+
+    def _show_row_detail(self) -> None:
+        row = self._row()
+        text = "" if row is None else f"{row.run}: {row.state}"
+        self.query_one("#row-detail", Static).update(literal(text))
+
+    def on_data_table_row_highlighted(self, event: DataTable.RowHighlighted) -> None:
+        """Chart the fault under the cursor, in either table."""
+        if event.data_table.id == "rows":
+            row = self._row()
+            if row is not None and row.fault is not None:
+                self._fault = row.fault
+            self._show_row_detail()
+        self._show_chart()
+
+    def on_verdict_pane_picked(self, message: VerdictPane.Picked) -> None:
+        """Chart the candidate picked in the ranking."""
+        self._fault = message.fault
+        self._show_chart()
+
+    def _metrics(self) -> list[str]:
+        """Return the metrics to choose from: ours in their order, those that rank first, then foreign ones."""
+        present = self._snapshot.evidence.metrics
+        order = {
+            name: (not metric.ranks, index) for index, (name, metric) in enumerate(METRIC_BY_NAME.items())
+        }
+        return sorted(present, key=lambda name: order.get(name, (True, len(order))))
+
+    def _show_chart(self) -> None:
+        """Draw the chart, unless it would be the same one."""
+        snapshot = self._snapshot
+        metrics = self._metrics()
+        if self._metric not in metrics:
+            symptom = SYMPTOM_BY_ID.get(snapshot.view.symptom)
+            wanted = symptom.metric if symptom else ""
+            self._metric = wanted if wanted in metrics or not metrics else metrics[0]
+        fault = self._fault or self._default_fault()
+        onset = None
+        if snapshot.result is not None:
+            found = [c.metrics.get(self._metric) for c in snapshot.result.score.ranking if c.fault == fault]
+            onset = found[0].onset_original if found and found[0] else None
+        wanted_now = (id(snapshot.evidence), fault, self._metric, onset)
+        if wanted_now != self._shown:
+            self._shown = wanted_now
+            self.query_one(OverlayChart).show(snapshot.evidence, fault, self._metric, onset)
+            box = self.query_one("#chart")
+            who = f", {literal(fault, 60)}" if fault else ""
+            box.border_title = Text(f"2 Chart: {metric_title(self._metric)}{who}")
+
+    def _default_fault(self) -> str | None:
+        """Return the candidate charted before anyone picked one: the best, or the first that has curves."""
+        snapshot = self._snapshot
+        first = best(snapshot.result) if snapshot.result else None
+        if first is not None:
+            return first.fault
+        return next(iter(snapshot.evidence.proxy_faulty), next(iter(snapshot.view.candidates), None))
+
+    def action_pane(self, name: str) -> None:
+        """Show a pane (on a narrow terminal instead of the others) and put the focus into it."""
+        for pane in PANES:
+            self.query_one(f"#{pane}").set_class(pane == name, "-active")
+        if name == "runs":
+            self.query_one("#rows").focus()
+        elif name == "verdict":
+            self.query_one(VerdictPane).enter()
+        else:
+            self.set_focus(None)
+
+    def action_step_metric(self, step: int) -> None:
+        """Chart the next or the previous metric."""
+        metrics = self._metrics()
+        if metrics:
+            self._metric = metrics[(metrics.index(self._metric) + step) % len(metrics)]
+            self._show_chart()
+
+    def action_metric(self) -> None:
+        """Pick a metric from a list."""
+        entries = {name: f"{metric_title(name)}  {literal(name, 60)}" for name in self._metrics()}
+        if entries:
+            self.app.push_screen(
+                PickScreen("Metric of the chart", entries, self._metric), self._metric_picked
+            )
+        else:
+            self.notify("There are no curves yet.", markup=False)
+
+    def _metric_picked(self, metric: str | None) -> None:
+        if metric is not None:
+            self._metric = metric
+            self._show_chart()
+            self.action_pane("chart")
+
+    def action_export(self) -> None:
+        """Pick a report format."""
+        if self._snapshot.result is None:
+            self.notify("There is no result to export yet.", severity="warning", markup=False)
+            return
+        entries = {name: f"{name}: {self._target(report.suffix)}" for name, report in reports().items()}
+        self.app.push_screen(PickScreen("Export as", entries, letters=True), self._export_picked)
+
+    def _target(self, suffix: str) -> str:
+        return f"report{suffix}"
+
+    def _export_picked(self, name: str | None) -> None:
+        if name is not None:
+            self._export(name)
+
+    @work(thread=True, exclusive=True, group="export")
+    def _export(self, name: str) -> None:
+        """Write one report; the result and the curves are those on the screen."""
+        report, snapshot = reports()[name], self._snapshot
+        assert snapshot.result is not None
+        path = self._launched.folder.path / self._target(report.suffix)
+        try:
+            write_text(path, report.render(snapshot.result, snapshot.evidence))
+        except OSError as error:
+            self.app.call_from_thread(self._tell, f"Not written: {error}", "error")
+            return
+        self.app.call_from_thread(self._tell, f"Written: {path}", "information")
+
+    def _tell(self, text: str, severity: str) -> None:
+        """Show a notice, and keep what it says in the verdict pane."""
+        error = severity == "error"
+        self.notify(literal(text), severity="error" if error else "information", markup=False, timeout=8)
+        self.query_one(VerdictPane).note(text)
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        """Hide stop or resume, and grey out the export, when they make no sense at the moment."""
+        snapshot = self._snapshot
+        if action == "stop":
+            return snapshot.alive
+        if action == "resume":
+            return not snapshot.alive and snapshot.view.end != "completed"
+        if action == "export":
+            return True if snapshot.result is not None else None
+        return True
+
+    def action_stop(self) -> None:
+        """Stop the run, after a yes."""
+        view = self._snapshot.view
+        details = (
+            f"{view.finished} of {len(view.rows)} replays are done and will be kept; u resumes the rest.",
+        )
+        self.app.push_screen(ConfirmScreen("Stop the run?", details), self._stop_answered)
+
+    def _stop_answered(self, yes: bool | None) -> None:
+        if yes:
+            self.notify("Stopping …", markup=False)
+            self._stop()
+
+    @work(thread=True, exclusive=True, group="stop")
+    def _stop(self) -> None:
+        try:
+            self.diagnose.backend.stop(self._launched.folder)
+        except (DiagnoseError, OSError) as error:
+            self.app.call_from_thread(self.notify, literal(error), severity="error", markup=False)
+
+    @work(thread=True, exclusive=True, group="stop")
+    def action_resume(self) -> None:
+        """Start a runner again."""
+        try:
+            launched = self.diagnose.backend.resume(self._launched.folder)
+        except (DiagnoseError, OSError) as error:
+            self.app.call_from_thread(self.notify, literal(error), severity="error", markup=False)
+            return
+        self.app.call_from_thread(self._resumed, launched)
+
+    def _resumed(self, launched: Launched) -> None:
+        self._launched = launched
+        self._verdict_seen = False
+        self._follow()
+
+    def action_leave(self) -> None:
+        """Back to the first screen; a run that is under way goes on."""
+        if self._snapshot.alive:
+            self.notify("The run goes on; it is under past runs.", markup=False)
+        while len(self.app.screen_stack) > 2:
+            self.app.pop_screen()

@@ -1,0 +1,379 @@
+"""The way through the TUI by keyboard alone, on a synthetic run folder."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from textual.css.query import NoMatches
+from textual.pilot import Pilot
+from textual.widgets import DataTable, Input, OptionList, Static, Tree
+
+from diagnose.report.json import from_json
+from diagnose.result import Verdict
+from diagnose.tui.app import DiagnoseApp
+from diagnose.tui.launch import PastRun
+from diagnose.tui.screens.candidates import CandidatesScreen
+from diagnose.tui.screens.run import RunScreen
+from diagnose.tui.screens.symptom import SymptomScreen
+from diagnose.tui.screens.verdict import VerdictPane
+from tests.fixtures.results import HOSTILE, hostile, kl_spike, with_verdict
+from tests.tui.synthetic import CARDS, FAULTS, STEPS, FakeBackend, Script, play
+
+SIZES = [(80, 24), (200, 50)]
+
+
+@pytest.fixture
+def backend(tmp_path: Path) -> Iterator[FakeBackend]:
+    fake = FakeBackend(tmp_path)
+    yield fake
+    fake.close()
+
+
+def app_for(backend: FakeBackend, run_dir: Path | None = None) -> DiagnoseApp:
+    return DiagnoseApp(backend, run_dir, cards=CARDS, poll_s=0.05)
+
+
+async def until(pilot: Pilot, condition: Callable[[], bool], what: str = "") -> None:
+    """Wait until something holds, four seconds at most."""
+    for _ in range(80):
+        await pilot.pause(0.05)
+        with suppress(NoMatches):  # a dialog is still on top
+            if condition():
+                return
+    raise AssertionError(f"never: {what or condition}")
+
+
+def text(app: DiagnoseApp, selector: str) -> str:
+    return str(app.screen.query_one(selector, Static).render())
+
+
+def screen_text(app: DiagnoseApp) -> str:
+    """What the terminal shows, as text."""
+    return "\n".join(
+        "".join(segment.text for segment in line) for line in app.screen._compositor.render_strips()
+    )
+
+
+async def to_candidates(pilot: Pilot) -> None:
+    app = pilot.app
+    await until(pilot, lambda: app.screen.query_one("#sources", OptionList).option_count > 2, "playbooks")
+    await pilot.press("enter")
+    await until(pilot, lambda: app.screen.query_one("#symptoms", Tree).has_focus, "tree in focus")
+    await pilot.press("enter")
+    await until(pilot, lambda: isinstance(app.screen, CandidatesScreen), "candidates")
+
+
+@pytest.mark.parametrize("size", SIZES)
+async def test_from_symptom_to_export_without_leaving_the_keyboard(
+    backend: FakeBackend, size: tuple[int, int]
+) -> None:
+    app = app_for(backend)
+    async with app.run_test(size=size) as pilot:
+        await to_candidates(pilot)
+        await pilot.press("down", "down", "space", "e")
+        app.screen.query_one("#seeds", Input).value = ""
+        await pilot.press("2", "enter")
+        assert "3 of 4 marked: 8 runs of 60 steps" in text(app, "#cost")
+        await pilot.press("r")
+        await until(pilot, lambda: isinstance(app.screen, RunScreen), "run screen")
+        (plan, faults, seeds), script = backend.started[0], backend.scripts[0]
+        assert (plan.symptom, faults, seeds) == ("kl_divergence_increase", FAULTS, 2)
+        rows = app.screen.query_one("#rows", DataTable)
+        await until(pilot, lambda: rows.row_count == 8, "all rows")
+        script.start(None)
+        script.steps(None, 30)
+        await until(
+            pilot, lambda: "step 30/60, 30 s left" in str(rows.get_cell("healthy-s1", "state")), "ETA"
+        )
+        script.steps(None, STEPS, first=31)
+        script.finish(None)
+        script.start("stale_weights")
+        script.steps("stale_weights", STEPS)
+        script.finish("stale_weights")
+        await until(
+            pilot, lambda: "✔ seen (58)" in str(rows.get_cell("stale_weights-x1-s1", "witness")), "witness"
+        )
+        assert "proxy with stale_weights" in text(app, "#chart-words")
+        script.verdict(kl_spike())
+        await until(pilot, lambda: "Reproduced and specific" in screen_text(app), "verdict")
+        assert "✔ replay 2/8" in text(app, "#stages")
+        await pilot.press("e", "h")
+        report = script.folder.path / "report.html"
+        await until(pilot, report.is_file, "report")
+        await until(pilot, lambda: str(report.name) in text(app, "#note"), "path shown")
+        assert "<svg" in report.read_text() and "Stale weights" in report.read_text()
+        await pilot.press("e", "j")
+        await until(pilot, (script.folder.path / "report.json").is_file, "json")
+        data = json.loads((script.folder.path / "report.json").read_text())
+        assert from_json(data).score.verdict == Verdict.REPRODUCED
+
+
+async def test_quitting_leaves_the_run_alive(backend: FakeBackend) -> None:
+    app = app_for(backend)
+    async with app.run_test() as pilot:
+        await to_candidates(pilot)
+        await pilot.press("r")
+        await until(pilot, lambda: isinstance(app.screen, RunScreen))
+        await pilot.press("q")
+    assert backend.stopped == 0 and backend.scripts[0].folder.is_alive()
+
+
+async def test_leaving_the_run_screen_leaves_the_run_alive_and_attaches_again(backend: FakeBackend) -> None:
+    app = app_for(backend)
+    async with app.run_test() as pilot:
+        await to_candidates(pilot)
+        await pilot.press("r")
+        await until(pilot, lambda: isinstance(app.screen, RunScreen))
+        script = backend.scripts[0]
+        backend.past.append(PastRun(script.folder.path, "kl_spike", "running"))
+        await pilot.press("escape")
+        assert isinstance(app.screen, SymptomScreen) and script.folder.is_alive() and backend.stopped == 0
+        sources = app.screen.query_one("#sources", OptionList)
+        await until(pilot, lambda: sources.option_count == 5, "the run among past runs")
+        sources.highlighted = 4
+        sources.focus()
+        script.start(None)
+        script.steps(None, 3)
+        await pilot.press("enter")
+        await until(
+            pilot, lambda: isinstance(app.screen, RunScreen) and "step 3/60" in screen_text(app), "attached"
+        )
+
+
+async def test_stop_asks_first_and_resume_goes_on(backend: FakeBackend) -> None:
+    app = app_for(backend)
+    async with app.run_test() as pilot:
+        await to_candidates(pilot)
+        await pilot.press("r")
+        await until(pilot, lambda: isinstance(app.screen, RunScreen))
+        await until(pilot, lambda: "Replay under way" in text(app, "#status"))
+        await pilot.press("s", "n")
+        assert backend.stopped == 0
+        await pilot.press("s", "y")
+        await until(pilot, lambda: "Stopped" in text(app, "#status"), "stopped")
+        assert backend.stopped == 1
+        await pilot.press("u")
+        await until(pilot, lambda: "Replay under way" in text(app, "#status"), "resumed")
+
+
+async def test_a_runner_that_died_is_said_and_resumable(backend: FakeBackend) -> None:
+    app = app_for(backend)
+    async with app.run_test() as pilot:
+        await to_candidates(pilot)
+        await pilot.press("r")
+        await until(pilot, lambda: isinstance(app.screen, RunScreen))
+        backend.scripts[0].unlock()
+        await until(pilot, lambda: "gone without a last word" in text(app, "#status"), "death noticed")
+        assert "u" in app.screen.active_bindings and "s" not in app.screen.active_bindings
+
+
+async def test_the_engineer_may_pick_another_symptom(backend: FakeBackend) -> None:
+    app = app_for(backend)
+    async with app.run_test() as pilot:
+        await until(pilot, lambda: app.screen.query_one("#sources", OptionList).option_count > 2)
+        await pilot.press("enter")
+        tree = app.screen.query_one("#symptoms", Tree)
+        await until(pilot, lambda: tree.has_focus)
+        await pilot.press("down", "enter")
+        await until(pilot, lambda: isinstance(app.screen, CandidatesScreen))
+        await pilot.press("r")
+        await until(pilot, lambda: bool(backend.started))
+        assert backend.started[0][0].symptom == "no_learning"
+
+
+async def test_a_broken_playbook_says_where(backend: FakeBackend) -> None:
+    app = app_for(backend)
+    async with app.run_test() as pilot:
+        await pilot.press("o", *"broken.yaml", "enter")
+        await until(pilot, lambda: "broken.yaml:3:5" in text(app, "#detail"), "the error")
+        assert "did you mean" in text(app, "#detail") and isinstance(app.screen, SymptomScreen)
+
+
+async def test_a_run_folder_can_be_typed(backend: FakeBackend, tmp_path: Path) -> None:
+    play(Script(tmp_path / "old"))
+    app = app_for(backend)
+    async with app.run_test() as pilot:
+        await pilot.press("o")
+        app.screen.query_one("#path", Input).value = str(tmp_path / "old")
+        await pilot.press("enter")
+        await until(
+            pilot, lambda: isinstance(app.screen, RunScreen) and "Reproduced and specific" in screen_text(app)
+        )
+
+
+async def test_commands_run_only_after_a_yes(tmp_path: Path) -> None:
+    backend = FakeBackend(tmp_path, commands=("engine.command: ['rm', '-rf', '[red]/[/]']",))
+    app = app_for(backend)
+    async with app.run_test() as pilot:
+        await to_candidates(pilot)
+        await pilot.press("r")
+        await pilot.pause()
+        assert "[red]/[/]" in screen_text(app)
+        await pilot.press("n")
+        assert not backend.started
+        await pilot.press("r", "y")
+        await until(pilot, lambda: bool(backend.started))
+    backend.close()
+
+
+async def test_a_refused_fault_cannot_be_marked_and_nothing_marked_cannot_start(backend: FakeBackend) -> None:
+    app = app_for(backend)
+    async with app.run_test() as pilot:
+        await to_candidates(pilot)
+        await pilot.press("a", "a")
+        assert "Mark at least one" in text(app, "#cost")
+        await pilot.press("r")
+        assert not backend.started
+        await pilot.press("end", *["down"] * 3, "space")
+        assert "Mark at least one" in text(app, "#cost")
+        assert "dense model" in text(app, "#detail")
+
+
+async def test_the_card_shows_all_that_is_known(backend: FakeBackend) -> None:
+    app = app_for(backend)
+    async with app.run_test(size=(100, 40)) as pilot:
+        await to_candidates(pilot)
+        await pilot.press("i")
+        await pilot.pause()
+        shown = screen_text(app)
+        for fact in (
+            "mechanism",
+            "sync_skipped > 0",
+            "a source",
+            "look-alikes",
+            "Synchronise after every update",
+        ):
+            assert fact in shown
+        await pilot.press("escape")
+        assert isinstance(app.screen, CandidatesScreen)
+
+
+async def test_the_metric_of_the_chart_can_be_stepped_and_picked(
+    backend: FakeBackend, tmp_path: Path
+) -> None:
+    play(Script(tmp_path / "old"))
+    app = app_for(backend, tmp_path / "old")
+    async with app.run_test() as pilot:
+        await until(pilot, lambda: "Reproduced" in screen_text(app))
+        await pilot.press("2")
+        await pilot.pause()
+        assert "KL to reference" in text(app, "#chart-words")
+        await pilot.press("n")
+        assert "gradient norm" in text(app, "#chart-words")
+        await pilot.press("p", "m", "up", "enter")
+        await pilot.pause()
+        assert "reward" in text(app, "#chart-words")
+        for sign in "○●□■":
+            assert sign in screen_text(app)
+
+
+async def test_the_ranking_cursor_decides_what_is_charted(backend: FakeBackend, tmp_path: Path) -> None:
+    play(Script(tmp_path / "old"))
+    app = app_for(backend, tmp_path / "old")
+    async with app.run_test(size=(200, 50)) as pilot:
+        await until(pilot, lambda: "proxy with stale_weights" in text(app, "#chart-words"))
+        await pilot.press("3", "down", "down")
+        await until(pilot, lambda: "proxy with update_omission" in text(app, "#chart-words"))
+        assert "Update omission" in text(app, "#metrics-title")
+
+
+@pytest.mark.parametrize("verdict", list(Verdict))
+async def test_every_verdict_is_shown_in_words(
+    backend: FakeBackend, tmp_path: Path, verdict: Verdict
+) -> None:
+    from diagnose.report.words import VERDICT_TITLE
+
+    play(Script(tmp_path / "old"), with_verdict(verdict))
+    app = app_for(backend, tmp_path / "old")
+    async with app.run_test() as pilot:
+        await until(pilot, lambda: VERDICT_TITLE[verdict] in screen_text(app), verdict.value)
+
+
+async def test_hostile_strings_are_literal_everywhere(backend: FakeBackend, tmp_path: Path) -> None:
+    script = Script(tmp_path / "old", HOSTILE)
+    script.begin(faults=(HOSTILE,))
+    script.note(HOSTILE, "warn")
+    script.fail(HOSTILE, HOSTILE)
+    script.verdict(hostile())
+    backend.past.append(PastRun(tmp_path / "old", HOSTILE, HOSTILE))
+    app = app_for(backend, tmp_path / "old")
+    async with app.run_test(size=(200, 50)) as pilot:
+        await until(pilot, lambda: "Reproduced and specific" in screen_text(app))
+        for key in "123":
+            await pilot.press(key)
+            await pilot.pause()
+            assert "[red]x[/]" in screen_text(app) and "\x1b" not in screen_text(app)
+        await pilot.press("escape")
+        await until(pilot, lambda: "[red]x[/]" in screen_text(app), "list of runs")
+
+
+async def test_help_and_palette_know_every_key(backend: FakeBackend, tmp_path: Path) -> None:
+    play(Script(tmp_path / "old"))
+    app = app_for(backend, tmp_path / "old")
+    async with app.run_test(size=(120, 40)) as pilot:
+        await until(pilot, lambda: "Reproduced" in screen_text(app))
+        screen = app.screen
+        ours = [a.binding for a in screen.active_bindings.values() if a.binding.id]
+        assert all(b.description and b.tooltip for b in ours)
+        assert len({b.id for b in ours}) == len({(b.id, b.action) for b in ours})
+        titles = {command.title for command in app.get_system_commands(screen)}
+        assert {"Export", "Metric", "Leave", "Help"} <= titles
+        await pilot.press("question_mark")
+        await pilot.pause()
+        assert "Write a report file into the run folder" in screen_text(app)
+        await pilot.press("escape")
+        assert app.screen is screen
+
+
+@pytest.mark.parametrize("size", [(80, 24), (40, 12), (200, 50)])
+async def test_resizing_in_the_middle_loses_nothing(
+    backend: FakeBackend, tmp_path: Path, size: tuple[int, int]
+) -> None:
+    play(Script(tmp_path / "old"))
+    app = app_for(backend, tmp_path / "old")
+    async with app.run_test(size=(100, 30)) as pilot:
+        await until(pilot, lambda: "Reproduced" in screen_text(app))
+        await pilot.press("2")
+        await pilot.resize_terminal(*size)
+        await pilot.press("3")
+        await until(pilot, lambda: "Reproduced" in screen_text(app))
+
+
+async def test_export_failure_is_said(backend: FakeBackend, tmp_path: Path) -> None:
+    play(Script(tmp_path / "old"))
+    (tmp_path / "old" / "report.md").mkdir()
+    app = app_for(backend, tmp_path / "old")
+    async with app.run_test() as pilot:
+        await until(pilot, lambda: "Reproduced" in screen_text(app))
+        await pilot.press("e", "m")
+        await until(pilot, lambda: "Not written" in text(app, "#note"), "the failure")
+
+
+async def test_verdict_pane_scrolls_to_the_advice(backend: FakeBackend, tmp_path: Path) -> None:
+    play(Script(tmp_path / "old"))
+    app = app_for(backend, tmp_path / "old")
+    async with app.run_test(size=(80, 24)) as pilot:
+        await until(pilot, lambda: "Reproduced" in screen_text(app))
+        pane = app.screen.query_one(VerdictPane)
+        assert pane.scroll_y == 0
+        await pilot.press("pagedown")
+        await until(pilot, lambda: "What to do" in screen_text(app), "advice in view")
+
+
+def test_the_tui_never_imports_torch() -> None:
+    code = (
+        "import sys, diagnose.tui.app, diagnose.tui.launch, diagnose.tui.screens.run, diagnose.report.html;"
+        "sys.exit(bool({'torch', 'transformers'} & set(sys.modules)))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_the_first_screen_needs_neither_numpy_nor_the_plot_widget() -> None:
+    code = "import sys, diagnose.tui.app; sys.exit(bool({'numpy', 'textual_plot'} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
