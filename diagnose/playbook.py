@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -63,9 +64,10 @@ def find(name_or_path: str | Path) -> Path:
     Raises:
         PlaybookError: There is neither; the message names the shipped ones.
     """
-    path = Path(name_or_path).expanduser()
-    if path.is_file():
-        return path
+    with suppress(OSError, RuntimeError):  # too long a name, ~name of nobody
+        path = Path(name_or_path).expanduser()
+        if path.is_file():
+            return path
     names = shipped()
     if str(name_or_path) in names:
         return names[str(name_or_path)]

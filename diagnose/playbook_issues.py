@@ -109,7 +109,7 @@ def _sentence(complaint: Any, where: located.Path) -> str:
         return f"must be {_TYPES[kind]}, not {_found(value)}"
     if kind in _BOUNDS:
         name, words = _BOUNDS[kind]
-        return f"must be {words} {context[name]:g}, not {_found(value)}"
+        return f"must be {words} {context[name]:.15g}, not {_found(value)}"
     if kind == "too_short":
         return "must not be empty"
     if kind == "string_pattern_mismatch":

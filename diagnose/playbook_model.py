@@ -76,12 +76,7 @@ def _alpha(value: Any) -> Alpha:
     """Three weights of the views; the builder scales them to the sum 1."""
     weights = value if isinstance(value, tuple | list) else ()
     numbers = [w for w in weights if isinstance(w, int | float) and not isinstance(w, bool)]
-    if (
-        len(weights) != 3
-        or len(numbers) != 3
-        or not all(0 <= w < float("inf") for w in numbers)
-        or not sum(numbers)
-    ):
+    if len(weights) != 3 or len(numbers) != 3 or not all(0 <= w <= 1e9 for w in numbers) or not sum(numbers):
         raise ValueError("must be three weights ≥ 0, not all 0: router, co-activation, context")
     router, coactivation, context = map(float, numbers)
     return router, coactivation, context
@@ -98,7 +93,10 @@ def _path(text: Any, info: ValidationInfo) -> Any:
         return text
     if text in ("", "-"):
         raise ValueError("must be a path")
-    return str(_base(info) / Path(text).expanduser())
+    try:
+        return str(_base(info) / Path(text).expanduser())
+    except RuntimeError as error:  # ~name of nobody
+        raise ValueError(str(error)) from error
 
 
 def _checkpoint(text: str, info: ValidationInfo) -> str:
@@ -137,7 +135,8 @@ def _context(value: Any, info: ValidationInfo) -> Any:
     if isinstance(value, str):
         path = Path(_path(value, info))
         try:
-            dump = located.parse(path.read_bytes())
+            with path.open("rb") as file:
+                dump = located.parse(file.read(located.MAX_BYTES + 1))
         except OSError as error:
             raise ValueError(f"{value}: {error.strerror or error}") from error
         if dump.issues or not isinstance(dump.data, dict):
@@ -168,7 +167,9 @@ Files = Annotated[
     tuple[Annotated[Path, BeforeValidator(_path), Strict(False)], ...],
     BeforeValidator(_listed, json_schema_input_type=str | list[str]),
 ]
-Positive = Annotated[int, Field(ge=1)]
+MAX_COUNT = 10**9
+Positive = Annotated[int, Field(ge=1, le=MAX_COUNT)]
+Count = Annotated[int, Field(ge=0, le=MAX_COUNT)]
 FaultId = Annotated[str, AfterValidator(_fault)]
 
 
@@ -281,11 +282,11 @@ class RecipeSettings(Part):
     """Whose log-probabilities the ratio is taken against."""
     exact: bool = Recipe.exact
     """Rollout with the trainer's own weights and forward, without any mismatch."""
-    eval_every: Annotated[int, Field(ge=0)] = Recipe.eval_every
+    eval_every: Count = Recipe.eval_every
     """Steps between held-out evaluations, 0 for none."""
     eval_prompts: Positive = Recipe.eval_prompts
     """Prompts of an evaluation."""
-    data_seed: Annotated[int, Field(ge=0)] = Recipe.data_seed
+    data_seed: Count = Recipe.data_seed
     """Seed of the prompt order, 0 for the run's own."""
 
     def recipe(self) -> Recipe:
@@ -302,7 +303,7 @@ class CandidateSpec(Part):
     """Multiple of the card's default."""
     from_step: Positive | None = None
     """First step with the fault. Without it: the first step, or the incident's onset when there is no twin."""
-    until_step: Annotated[int, Field(ge=0)] = 0
+    until_step: Count = 0
     """Last step with the fault, 0 for none."""
     probability: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Chance that the fault is active in a step of that window."""
@@ -368,9 +369,9 @@ def cross_checks(data: Mapping[str, Any]) -> Iterator[tuple[located.Path, str]]:
 
     proxy, engine = part("proxy"), part("engine")
     kind = proxy.get("from")
-    if kind in ("checkpoint", "sibling") and "checkpoint" not in proxy:
+    if kind in ("checkpoint", "sibling") and proxy.get("checkpoint") is None:
         yield ("proxy", "checkpoint"), f'missing required key "checkpoint": from: {kind} needs one'
-    if kind in ("checkpoint", "embedded") and "experts" not in proxy:
+    if kind in ("checkpoint", "embedded") and proxy.get("experts") is None:
         yield ("proxy", "experts"), 'missing required key "experts": how many to keep in each layer'
     if engine.get("command") and engine.get("name", "local") == "local":
         yield ("engine", "command"), "the local engine takes no command"
@@ -382,10 +383,8 @@ def cross_checks(data: Mapping[str, Any]) -> Iterator[tuple[located.Path, str]]:
     for index, item in enumerate(candidates if isinstance(candidates, tuple) else ()):
         if not isinstance(item, dict):
             continue
-        key = (
-            str(item.get("fault")),
-            str(float(s) if isinstance(s := item.get("strength", 1.0), int) else s),
-        )
+        strength = item.get("strength", 1.0)
+        key = (str(item.get("fault")), strength if isinstance(strength, int | float) else str(strength))
         if "fault" in item and seen.setdefault(key, index) != index:
             yield ("candidates", index), f"the same fault and strength as candidate {seen[key] + 1}"
         first, last = item.get("from_step"), item.get("until_step")

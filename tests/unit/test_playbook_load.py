@@ -279,6 +279,10 @@ def at_mark(tmp_path: Path, text: str) -> tuple[list[tuple[int, int, str]], int,
             "12, alpha: ‸[1, 2, -1]",
             ["must be three weights ≥ 0, not all 0: router, co-activation, context"],
         ),
+        ("a.jsonl", "‸~nobody_of_that_name/x", ["Could not determine home directory."]),
+        ("a.jsonl", "a, context: ‸/dev/zero", ["/dev/zero: larger than 1 MiB"]),
+        ("12", "‸~", ['missing required key "experts": how many to keep in each layer']),
+        ("12", "‸10000000000", ["must be at most 1000000000, not 10000000000"]),
         ("12", "‸true", ["must be a whole number, not true"]),
         ("12", "‸12.0", ["must be a whole number, not 12.0"]),
         ("12", "‸0", ["must be at least 1, not 0"]),
@@ -361,6 +365,61 @@ def test_shuffled_lines_are_a_playbook_or_issues(
         assert all(1 <= i.line <= height and i.message.isprintable() for i in error.issues)
 
 
+ODD = [
+    "~",
+    "''",
+    "'-'",
+    "~nobody_of_that_name/x",
+    "1e400",
+    "-1e400",
+    ".inf",
+    ".nan",
+    "0",
+    "-1",
+    "true",
+    "1:30",
+]
+ODD += [
+    "[]",
+    "{}",
+    "[[]]",
+    "[{}]",
+    "{a: b}",
+    "{1: 2}",
+    "[auto]",
+    "[x, [y]]",
+    "!!binary aGk=",
+    "!!float '1'",
+    "0x10",
+]
+ODD += ["/dev/zero", "/", '"\\0"', "auto", "embedded", "embedded:", "router+router", "+", "a/b"]
+ODD += ["1" * 400, "-" + "1" * 400, "x" * 5000]
+IN_BRACES = [("recipe", key) for key in RecipeSettings.model_fields]
+IN_BRACES += [("engine", key) for key in ("name", "command", "python")]
+IN_BRACES += [("candidates", key) for key in CandidateSpec.model_fields]
+
+
+@given(
+    st.sampled_from(EXAMPLE.splitlines()[1:]), st.sampled_from([("", ""), *IN_BRACES]), st.sampled_from(ODD)
+)
+@settings(deadline=None, max_examples=200)
+def test_odd_values_are_a_playbook_or_issues(
+    tmp_path_factory: pytest.TempPathFactory, line: str, inner: tuple[str, str], value: str
+) -> None:
+    key, where = line.partition(":")[0], line
+    if inner[0]:
+        key, where = inner[0], next(line for line in EXAMPLE.splitlines() if line.startswith(inner[0]))
+        value = f"{{{inner[1]}: {value}}}"
+        value = f"[{value}]" if key == "candidates" else value
+    text = EXAMPLE.replace(where, f"{key}: {value}")
+    path = tmp_path_factory.getbasetemp() / "odd.yaml"
+    path.write_text(text)
+    try:
+        load(path)
+    except InvalidPlaybook as error:
+        assert all(issue.message.isprintable() for issue in error.issues)
+
+
 def test_cards_can_be_held_back(tmp_path: Path) -> None:
     path = write(tmp_path, EXAMPLE)
     with pytest.raises(InvalidPlaybook, match="19:17: unknown fault 'learning_rate_too_high'"):
@@ -420,6 +479,10 @@ def test_finding_a_playbook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert playbooks.find("book.yaml") == Path("book.yaml")
     shutil.copy(mine, tmp_path / "kl_spike")
     assert playbooks.find("kl_spike") == Path("kl_spike"), "a file in the working folder comes first"
+    for name in ("x" * 5000, "~nobody_of_that_name/x", "a\0b", "\x1b[2J"):
+        with pytest.raises(PlaybookError, match="no playbook ") as error:
+            playbooks.find(name)
+        assert str(error.value).isprintable()
     with pytest.raises(PlaybookError, match="no playbook 'kl_spke'; did you mean kl_spike") as error:
         playbooks.find("kl_spke")
     assert error.value.mend == "name a file or a shipped playbook: kl_spike, stale"
