@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+import sys
 from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
@@ -27,6 +29,13 @@ def run(run_dir: Path | None = None) -> int:
 
     app = DiagnoseApp(SessionBackend(), run_dir)
     app.run()
+    for folder in app.watched:
+        if folder.is_alive():
+            print(f"the run goes on in {folder.path}", file=sys.stderr)
+            print(
+                f"watch it with: {shlex.join(['diagnose', 'run', '--resume', str(folder.path)])}",
+                file=sys.stderr,
+            )
     return app.return_code or 0
 
 
@@ -67,6 +76,7 @@ class DiagnoseApp(App[None]):
         super().__init__()
         self.backend = backend
         self.poll_s = poll_s
+        self.watched: list[RunFolder] = []
         self._run_dir = run_dir
         self._cards = cards
 
@@ -86,6 +96,8 @@ class DiagnoseApp(App[None]):
         # Imported here: numpy and the plot widget are not needed to paint the first screen.
         from diagnose.tui.screens.run import RunScreen
 
+        if launched.folder not in self.watched:
+            self.watched.append(launched.folder)
         self.push_screen(RunScreen(launched))
 
     def action_help(self) -> None:

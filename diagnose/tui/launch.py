@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 import subprocess
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from diagnose.store import RunFolder
+from diagnose.events import EndEvent, from_line
+from diagnose.report.text import literal, number
+from diagnose.report.words import VERDICT_WORD
+from diagnose.result import Verdict
+from diagnose.store import RunFolder, list_runs, read_json
+from taxonomy.registry import FaultCard, Library
+
+PAST_RUNS = 30
+"""Run folders listed on the first screen, the newest."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +41,7 @@ class PastRun:
     Attributes:
         path: The folder.
         name: Playbook name.
-        state: "running", "finished: <verdict>", "failed" or "resumable".
+        state: How it stands, in a few words.
     """
 
     path: Path
@@ -118,3 +127,167 @@ class Backend(Protocol):
 
     def stop(self, folder: RunFolder) -> bool:
         """End the runner; return whether there was one."""
+
+
+class SessionBackend:
+    """The real one: the same functions as `diagnose run`, so that the two never differ in what they do.
+
+    numpy, pydantic and the readers come in with the first playbook that is read, not with the first screen.
+    """
+
+    def playbooks(self) -> tuple[PlaybookEntry, ...]:
+        """Return the shipped playbooks, then the YAML files of the working folder that look like one."""
+        from diagnose.playbook import shipped
+
+        here = sorted(path for path in Path.cwd().glob("*.y*ml") if path.suffix in (".yaml", ".yml"))
+        known = shipped()
+        entries = [PlaybookEntry(name, path, _symptom_of(path)) for name, path in known.items()]
+        entries += [
+            PlaybookEntry(path.name, path, symptom)
+            for path in here
+            if path.resolve() not in {known_path.resolve() for known_path in known.values()}
+            and (symptom := _symptom_of(path))
+        ]
+        return tuple(entries)
+
+    def past_runs(self) -> tuple[PastRun, ...]:
+        """Return the newest run folders with how they stand."""
+        return tuple(_past_run(folder) for folder in list_runs()[:PAST_RUNS])
+
+    def plan(self, path: Path, symptom: str | None = None) -> Plan:
+        """Read a playbook and its logs; see `diagnose.prepare.prepare` for what can go wrong."""
+        from diagnose.prepare import Overrides, prepare
+        from taxonomy.registry import library
+
+        prepared = prepare(path, Overrides(symptom=symptom))
+        session, cards = prepared.session, library()
+        steps = max((int(run.steps_N[-1]) for run in prepared.faulty if len(run.steps_N)), default=0)
+        twins = len(prepared.healthy)
+        size = f", {session.build.experts} experts by {session.build.strategy}" if session.build else ""
+        return Plan(
+            path=prepared.path,
+            name=session.name,
+            symptom=session.symptom,
+            choices=_choices(
+                {planned.fault: planned.strength for planned in session.candidates},
+                session.not_tried,
+                session.symptom,
+                session.engine,
+                cards,
+                overruled=symptom is not None,
+            ),
+            seeds=len(session.seeds),
+            steps=session.recipe.steps,
+            facts=(
+                f"incident of {steps} steps, {twins or 'no'} healthy twin{'' if twins == 1 else 's'}; "
+                f"proxy from {session.source} {session.checkpoint}{size}; engine {session.engine}",
+                *prepared.warnings,
+            ),
+            commands=prepared.commands,
+        )
+
+    def start(self, plan: Plan, faults: tuple[str, ...], seeds: int) -> Launched:
+        """Make a run folder and start its runner."""
+        from diagnose.prepare import Overrides, open_run, prepare
+        from diagnose.runner import start
+
+        symptom = plan.symptom if plan.symptom != "auto" else None
+        folder = open_run(prepare(plan.path, Overrides(symptom=symptom, faults=faults, seeds=seeds)))
+        return Launched(folder, start(folder))
+
+    def resume(self, folder: RunFolder) -> Launched:
+        """Start a runner, or join the one that somebody else has started meanwhile."""
+        from diagnose.runner import start
+
+        return Launched(folder) if folder.is_alive() else Launched(folder, start(folder))
+
+    def stop(self, folder: RunFolder) -> bool:
+        """End the runner."""
+        return folder.stop()
+
+
+def _symptom_of(path: Path) -> str:
+    """Return the symptom that a file names if it looks like a playbook, "" otherwise; it is not validated here."""
+    try:
+        with path.open(encoding="utf-8", errors="replace") as file:
+            lines = file.read(65536).splitlines()
+    except OSError:
+        return ""
+    if not any(line.startswith("version:") for line in lines):
+        return ""
+    found = [
+        line.partition(":")[2].partition("#")[0].strip() for line in lines if line.startswith("symptom:")
+    ]
+    return literal(found[0], 60) if found else ""
+
+
+def _past_run(folder: RunFolder) -> PastRun:
+    session = read_json(folder.session)
+    name = str(session.get("name", "")) if isinstance(session, dict) else ""
+    return PastRun(folder.path, name, _state(folder))
+
+
+def _state(folder: RunFolder) -> str:
+    """Return how a run stands, from its lock and the last line of its event file."""
+    if folder.is_alive():
+        return "▶ running"
+    try:
+        with folder.events.open("rb") as file:
+            file.seek(max(0, folder.events.stat().st_size - 4096))
+            lines = file.read().decode("utf-8", "replace").splitlines()
+    except OSError:
+        lines = []
+    end = from_line(lines[-1]) if lines else None
+    if not isinstance(end, EndEvent) or end.status == "interrupted":
+        return "↻ resumable"
+    if end.status != "completed":
+        return "✘ failed, ↻ resumable"
+    result = read_json(folder.result)
+    verdict = result.get("verdict") if isinstance(result, dict) else None
+    return f"✔ {VERDICT_WORD[Verdict(verdict)]}" if verdict in set(Verdict) else "✔ finished"
+
+
+def _choices(
+    planned: dict[str, float],
+    refused: Mapping[str, str],
+    symptom: str,
+    engine: str,
+    cards: Library,
+    *,
+    overruled: bool,
+) -> tuple[Choice, ...]:
+    """Return what can be marked: the playbook's candidates and every other card with the symptom.
+
+    Marked from the start are the playbook's; where the engineer overruled its symptom, those that have the new one.
+    """
+    from proxy.engines.base import refusal
+
+    with_symptom = [fault for fault, card in cards.cards.items() if symptom in card.symptoms]
+    order = dict.fromkeys([*with_symptom, *planned] if overruled else [*planned, *with_symptom])
+    marked = set(with_symptom) if overruled else set(planned)
+    faults = [*order, *(fault for fault in refused if fault not in order)]
+    return tuple(
+        Choice(
+            fault=fault,
+            title=cards[fault].title,
+            category=cards[fault].category,
+            why=_why(cards[fault]),
+            metric=_discriminating(cards[fault], set(faults)),
+            strength=planned.get(fault, 1.0),
+            selected=fault in marked,
+            refused=refused.get(fault) or refusal(engine, cards[fault]),
+        )
+        for fault in faults
+    )
+
+
+def _why(card: FaultCard) -> str:
+    values = card.values()
+    strength = ", ".join(f"{p.name} = {number(values[p.name])} {p.unit}".strip() for p in card.parameters)
+    return f"{card.mechanism} ({strength})" if strength else card.mechanism
+
+
+def _discriminating(card: FaultCard, among: set[str]) -> str:
+    """Return the metric that tells a fault from a look-alike that is a candidate too, else its first primary one."""
+    told = [rival.metric for rival in card.rivals if rival.fault in among] or list(card.primary)
+    return told[0] if told else ""

@@ -18,9 +18,10 @@ from textual.worker import get_current_worker
 
 from diagnose.errors import DiagnoseError
 from diagnose.report import reports
+from diagnose.report.junit import to_junit
 from diagnose.report.text import literal, number
 from diagnose.report.words import best, metric_title
-from diagnose.store import write_text
+from diagnose.store import read_json, write_text
 from diagnose.tui.chart import OverlayChart
 from diagnose.tui.follow import Follower
 from diagnose.tui.launch import Launched
@@ -320,8 +321,14 @@ class RunScreen(Screen[None]):
         report, snapshot = reports()[name], self._snapshot
         assert snapshot.result is not None
         path = self._launched.folder.path / self._target(report.suffix)
+        session = read_json(self._launched.folder.session)
+        expect = session.get("expect") if isinstance(session, dict) else None
         try:
-            write_text(path, report.render(snapshot.result, snapshot.evidence))
+            if name == "junit":  # the one report that shows what the playbook expects
+                text = to_junit(snapshot.result, expect)
+            else:
+                text = report.render(snapshot.result, snapshot.evidence)
+            write_text(path, text)
         except OSError as error:
             self.app.call_from_thread(self._tell, f"Not written: {error}", "error")
             return
