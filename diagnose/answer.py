@@ -41,6 +41,11 @@ def write_answer(
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text, encoding="utf-8")
             terminal.say(f"wrote {path}")
+    if expect:
+        from diagnose.report.junit import unmet
+
+        for complaint in unmet(result, expect):
+            terminal.warn(complaint)
     if json:
         from diagnose.report.json import dumps
 

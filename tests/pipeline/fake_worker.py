@@ -1,8 +1,8 @@
 """A worker that speaks the real protocol and makes up its curves: no torch, a run in milliseconds.
 
 Curves follow the fault cards (each expectation shifts its metric), so that the pipeline around it has
-something to score. Knobs, by environment: FAKE_STEP_S (seconds a step), FAKE_LOG (file to which every start is
-appended), FAKE_DIE (run id that kills its worker at the third step), FAKE_FAIL (run id that ends as failed).
+something to score. Knobs, by environment: FAKE_STEP_S (seconds a step), FAKE_LOG (file to which every start
+is appended), FAKE_DIE (run id that kills its worker at step 3), FAKE_FAIL (run id that ends as failed).
 """
 
 import json
@@ -26,7 +26,7 @@ def record(fault, seed, step, strength=1.0, from_step=1):
     for metric in METRICS:
         if not metric.ranks:
             continue
-        level = LEVELS[metric.transform] * (1 + 0.2 * step / 60 * metric.name.startswith("critic/rewards"))
+        level = LEVELS[metric.transform] * (1 + 0.02 * step * metric.name.startswith("critic/rewards"))
         data[metric.name] = level * (1 + 0.02 * rng.gauss(0, 1))
     if fault is not None and step >= from_step:
         for expectation in library()[fault].signature:

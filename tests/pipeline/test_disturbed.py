@@ -1,0 +1,180 @@
+"""What a run survives: killed viewers, runners and workers, a full disk, Ctrl-C. Nothing is run twice."""
+
+import errno
+import os
+import re
+import shlex
+import signal
+from collections import Counter
+
+import pytest
+
+from diagnose import pipeline, runner
+from diagnose.cli import invoke
+from diagnose.errors import RunError
+from diagnose.prepare import open_run, prepare
+from tests.pipeline.lab import RUNS, wait_for
+
+SLOW = {"FAKE_STEP_S": "0.02"}
+"""Half a second a run: time enough to disturb it."""
+
+
+def done_runs(lab):
+    return {event.run for event in lab.events() if event.kind == "run" and event.status == "done"}
+
+
+def begin(lab, **env):
+    """Start a slow run and wait until two replays are done and others under way."""
+    viewer = lab.popen("run", "playbook.yaml", "--out", lab.out, "--workers", "2", **SLOW | env)
+    wait_for(lambda: len(done_runs(lab)) >= 2)
+    return viewer
+
+
+def runner_pid(lab):
+    return int((lab.out / "runner.pid").read_text())
+
+
+def the_same(answer):
+    """The parts of an answer that a disturbance must not change."""
+    return {key: answer[key] for key in ("status", "verdict", "reasons", "ranking", "not_tried", "failures")}
+
+
+@pytest.fixture(scope="session")
+def undisturbed(done):
+    return the_same(done.result())
+
+
+def test_a_killed_viewer_changes_nothing(lab, undisturbed):
+    viewer = begin(lab)
+    viewer.kill()
+    viewer.communicate()
+    assert lab.folder.is_alive()
+    code, _, err = lab.run("run", "--resume", lab.out)  # joins the runner at work
+    assert code == 0 and "joining the runner" in err
+    assert the_same(lab.result()) == undisturbed
+    assert sorted(Counter(lab.started()).values()) == [1] * (1 + RUNS)
+
+
+def test_after_a_killed_runner_only_what_is_missing_is_redone(lab, undisturbed):
+    viewer = begin(lab)
+    finished = done_runs(lab)
+    os.kill(runner_pid(lab), signal.SIGKILL)
+    _, err = viewer.communicate(timeout=20)
+    assert viewer.returncode == 4
+    assert "died without a word" in err and f"diagnose run --resume {lab.out}" in err
+    wait_for(lambda: not lab.processes())  # the workers went with it
+    assert not lab.folder.result.exists()
+
+    assert lab.run("run", "--resume", lab.out)[0] == 0
+    assert the_same(lab.result()) == undisturbed
+    starts = Counter(lab.started())
+    assert starts["build build"] == 1
+    assert all(starts[f"run {run}"] == 1 for run in finished)
+    again = [start for start, count in starts.items() if count > 1]
+    assert 1 <= len(again) <= 2 and set(starts.values()) == {1, 2}
+    skipped = [event for event in lab.events() if event.kind == "stage" and event.status == "skipped"]
+    assert [event.stage for event in skipped] == ["build"]
+
+
+def test_ctrl_c_stops_everything_and_prints_the_command_that_resumes(lab, undisturbed):
+    viewer = begin(lab)
+    viewer.send_signal(signal.SIGINT)
+    out, err = viewer.communicate(timeout=20)
+    assert viewer.returncode == 130 and out == ""
+    assert lab.processes() == []
+    assert (lab.events()[-1].kind, lab.events()[-1].status, lab.events()[-1].exit_code) == (
+        "end",
+        "interrupted",
+        130,
+    )
+    command = shlex.split(re.search(r"resume with: (.*)", err)[1])
+    assert command == ["diagnose", "run", "--resume", str(lab.out)]
+    assert lab.run(*command[1:])[0] == 0
+    assert the_same(lab.result()) == undisturbed
+
+
+def test_a_worker_that_dies_fails_its_run_and_resuming_redoes_it(lab):
+    victim = "kl_sign_flipped-x1-s1"
+    code, _, err = lab.run("run", "playbook.yaml", "--out", lab.out, FAKE_DIE=victim)
+    assert code == 0
+    words = "the worker was killed by SIGKILL (often: out of memory): something dreadful"
+    assert lab.result()["failures"] == {victim: words}
+    assert f"run {victim}: failed" in err and words in err
+    assert lab.run("score", lab.out, "-q")[0] == 0
+
+    assert lab.run("run", "--resume", lab.out)[0] == 0
+    assert lab.result()["failures"] == {}
+    assert Counter(lab.started())[f"run {victim}"] == 2
+    assert len(lab.started()) == 1 + RUNS + 1
+
+
+def test_without_a_healthy_replay_the_run_fails_with_the_reason(lab):
+    code, out, err = lab.run(
+        "run", "playbook.yaml", "--out", lab.out, "--seeds", "1", "--json", FAKE_FAIL="healthy-s1"
+    )
+    assert code == 4
+    assert "error: no healthy replay came through: no luck" in err
+    assert '"status": "failed"' in out and "no luck" in out
+
+
+@pytest.fixture
+def inside(lab, monkeypatch):
+    """A run folder, and the environment to carry it out inside this process."""
+    monkeypatch.chdir(lab.home)
+    for name, value in lab.env.items():
+        monkeypatch.setenv(name, value)
+    open_run(prepare(lab.playbook), lab.out)
+    handlers = [(number, signal.getsignal(number)) for number in (signal.SIGTERM, signal.SIGINT)]
+    yield lab
+    for number, handler in handlers:
+        signal.signal(number, handler)
+
+
+def full(*_arguments, **_options):
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "result.json")
+
+
+def test_on_a_full_disk_the_run_fails_and_keeps_what_is_finished(inside, monkeypatch, undisturbed, capfd):
+    with monkeypatch.context() as patch:
+        write = pipeline.write_json
+        patch.setattr(
+            pipeline,
+            "write_json",
+            lambda path, value: full() if path.name == "result.json" else write(path, value),
+        )
+        assert runner.main([str(inside.out)]) == 4
+    note = next(event for event in inside.events() if event.kind == "note" and event.level == "error")
+    assert note.text == "No space left on device: result.json" and note.mend
+    assert (inside.events()[-1].status, inside.events()[-1].exit_code) == ("failed", 4)
+    assert len(done_runs(inside)) == RUNS and not inside.folder.is_alive()
+
+    assert invoke(["run", "--resume", str(inside.out), "--quiet"]) == 0
+    assert the_same(inside.result()) == undisturbed
+    assert len(inside.started()) == 1 + RUNS
+
+
+def test_a_disk_that_takes_no_event_ends_the_runner_and_its_workers(inside, monkeypatch):
+    appended = []
+
+    def append(self, event):
+        appended.append(event)
+        if len(appended) > 10:
+            full()
+
+    monkeypatch.setattr("diagnose.events.EventLog.append", append)
+    assert runner.main([str(inside.out)]) == 4
+    assert not inside.folder.is_alive()
+
+
+def test_two_runners_never_share_a_folder(inside):
+    with inside.folder.locked(), pytest.raises(RunError, match="already at work"):
+        runner.main([str(inside.out)])
+    assert inside.started() == []
+
+
+def test_a_run_of_another_recipe_is_not_taken_for_finished(inside):
+    assert runner.main([str(inside.out)]) == 0
+    path = inside.out / "session.json"
+    path.write_text(path.read_text().replace('"lr": 8e-05', '"lr": 9e-05'))
+    assert runner.main([str(inside.out)]) == 0
+    assert len(inside.started()) == 1 + 2 * RUNS  # the proxy is the same, every replay is another one
