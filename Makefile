@@ -51,7 +51,7 @@ test: setup-test
 	$(BIN)/python -m pytest
 
 bench: setup
-	$(BIN)/python -m tests.bench
+	$(BIN)/python bench/spine.py
 
 clean:
 	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

@@ -198,9 +198,9 @@ def injection_step(
     if onset is None:
         return 1, None
     first = int(min(run.steps_N[0] for run in faulty))
-    fits = onset.low <= steps - horizon
-    if twin:
-        return (onset.low, None) if onset.sharp and fits else (1, None)
+    fits = onset.high <= steps - horizon
+    if twin:  # the middle of the interval: nothing is measured against the steps before
+        return ((onset.low + onset.high + 1) // 2, None) if onset.sharp and fits else (1, None)
     if onset.low - first < DEFAULT.min_baseline:
         return 1, None
     if fits:
@@ -230,7 +230,7 @@ def visible_symptoms(
             if change > 0
             else Direction.DOWN
         )
-    return shown_symptoms(onset.metrics, directions)
+    return shown_symptoms(tuple(onset.metrics), directions)
 
 
 def _median(runs: Sequence[Curves], metric: str, low: int, high: int | None) -> float:
