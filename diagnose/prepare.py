@@ -26,6 +26,7 @@ from diagnose.playbook import (
     needs_permission,
     resolve_candidates,
 )
+from diagnose.redact import redact
 from diagnose.result import Direction
 from diagnose.score.onset import Onset, incident_onset
 from diagnose.score.settings import DEFAULT
@@ -134,7 +135,7 @@ def prepare(playbook: str | Path, overrides: Overrides | None = None) -> Prepare
     checkpoint = book.proxy.checkpoint or PREFIX + NAMES[0]
     folder = resolve(checkpoint)
     seeds = tuple(range(1, (overrides.seeds or book.recipe.seeds) + 1))
-    model, model_recipe = _papers(book.original.faulty[0])
+    model, model_recipe = _papers((*book.original.faulty, *book.original.healthy))
     session = Session(
         name=book.name,
         symptom=symptom,
@@ -168,7 +169,7 @@ def open_run(prepared: Prepared, out: Path | None = None) -> RunFolder:
     for kind, group in (("faulty", prepared.faulty), ("healthy", prepared.healthy)):
         for index, curves in enumerate(group):
             write_curves(curves, folder.inputs / f"{kind}_{index}.jsonl")
-    write_text(folder.playbook, prepared.path.read_text(encoding="utf-8"))
+    write_text(folder.playbook, redact(prepared.path.read_text(encoding="utf-8")))
     session = prepared.session
     if session.build is not None:
         session = replace(session, build=replace(session.build, out=str(folder.proxy)))
@@ -272,14 +273,18 @@ def _planned(candidate: CandidateSpec, inject: int) -> PlannedFault:
     return PlannedFault(candidate.fault, candidate.strength, spec)
 
 
-def _papers(log: Path) -> tuple[str, str]:
-    """Return model and recipe hash from the manifest beside a log that `diagnose record` made, else two blanks."""
-    manifest = read_json(log.with_suffix(".manifest.json"))
-    try:
-        recipe = Recipe(**manifest["recipe"])  # type: ignore[index]  # what is no mapping is caught below
-        return str(manifest["model_hash"]), recipe_hash(recipe)  # type: ignore[index]
-    except (KeyError, TypeError):
-        return "", ""
+def _papers(logs: Sequence[Path]) -> tuple[str, str]:
+    """Return model and recipe hash from a manifest beside a log that `diagnose record` made, else two blanks.
+
+    The manifest of a healthy twin will do: a twin is the same model under the same recipe.
+    """
+    for log in logs:
+        manifest = read_json(log.with_suffix(".manifest.json"))
+        try:
+            return str(manifest["model_hash"]), recipe_hash(Recipe(**manifest["recipe"]))  # type: ignore[index]
+        except (KeyError, TypeError):  # no mapping, or one of somebody else
+            continue
+    return "", ""
 
 
 def plan_data(prepared: Prepared) -> dict[str, Any]:
