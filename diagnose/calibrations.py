@@ -65,6 +65,21 @@ def _matching(proxy_hash: str, recipe: str) -> Iterator[Path]:
             yield path
 
 
+def calibration_of_original(model_hash: str, recipe: str) -> Calibration | None:
+    """Return a calibration on file whose original seeds are of a model and a recipe, None where there is none."""
+    if not model_hash:
+        return None
+    for home in (user_folder(), shipped_folder()):
+        for path in sorted(home.glob("*.npz")):
+            try:
+                found = Calibration.load(path)
+            except CalibrationMismatch:
+                continue
+            if found.original and (found.original_hash, found.recipe_hash) == (model_hash, recipe):
+                return found
+    return None
+
+
 def calibration_for(session: Session, folder: RunFolder) -> Calibration | None:
     """Return the calibration kept in a run folder, None where there is none."""
     kept = folder.path / KEPT

@@ -94,6 +94,8 @@ def _default(
 
         Terminal().data(installed("rl-diagnose"))
     elif context.invoked_subcommand is None:
+        if not (sys.stdin.isatty() and sys.stdout.isatty()):
+            raise DiagnoseError("the screen needs a terminal", "see: diagnose --help")
         from diagnose.tui.app import run as run_tui
 
         run_tui()

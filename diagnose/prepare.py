@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from diagnose.calibrations import calibration_of_original
 from diagnose.curves import Curves
 from diagnose.errors import DiagnoseError, LogError, PlaybookError
 from diagnose.jobs import cores
@@ -114,7 +115,8 @@ def prepare(playbook: str | Path, overrides: Overrides | None = None) -> Prepare
     if overrides.steps:
         recipe = replace(recipe, steps=overrides.steps)
 
-    onset = incident_onset(faulty, healthy)
+    model, model_recipe = _papers((*book.original.faulty, *book.original.healthy))
+    onset = incident_onset(faulty, healthy, calibration=calibration_of_original(model, model_recipe))
     inject, from_step = injection_step(onset, faulty, bool(healthy), recipe.steps)
     symptom = overrides.symptom or book.symptom
     seen = visible_symptoms(onset, faulty, healthy) if symptom == AUTO else (symptom,)
@@ -135,7 +137,6 @@ def prepare(playbook: str | Path, overrides: Overrides | None = None) -> Prepare
     checkpoint = book.proxy.checkpoint or PREFIX + NAMES[0]
     folder = resolve(checkpoint)
     seeds = tuple(range(1, (overrides.seeds or book.recipe.seeds) + 1))
-    model, model_recipe = _papers((*book.original.faulty, *book.original.healthy))
     session = Session(
         name=book.name,
         symptom=symptom,

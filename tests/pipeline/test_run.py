@@ -147,6 +147,13 @@ def test_a_dry_run_touches_nothing(lab):
         (["score"], 2, "nothing to score"),
         (["faults", "no_such_fault"], 2, "unknown fault"),
         (["logs", "gone.jsonl"], 3, "gone.jsonl: No such file"),
+        ([], 2, "needs a terminal"),
+        (["rum"], 2, "No such command 'rum'"),
+        (["run", "playbook.yaml", "--seeds", "0"], 2, "see: diagnose run --help"),
+        (["proxy", "inspect", "embedded:nothing"], 2, "unknown embedded checkpoint"),
+        (["record", "--checkpoint", "x", "--out", "o.jsonl", "--fault", "stale_weights"], 2, "--answers"),
+        (["record", "--checkpoint", "x", "--out", "o.jsonl", "--set", "speed=1"], 2, "no setting 'speed'"),
+        (["proxy", "compare", "x", "--experts", "a"], 2, "whole numbers"),
     ],
 )
 def test_errors_are_a_line_and_a_mend_without_a_traceback(lab, monkeypatch, capfd, options, code, words):
