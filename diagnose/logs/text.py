@@ -5,6 +5,7 @@ from __future__ import annotations
 import codecs
 import re
 from collections.abc import Callable, Iterator
+from functools import lru_cache
 from typing import BinaryIO, NamedTuple
 
 MAX_LINE = 1 << 20
@@ -82,6 +83,16 @@ def strip(text: str) -> str:
     if _CONTROL.search(text) is None:
         return text
     return _CONTROL.sub("", _ANSI.sub("", text))
+
+
+def key_name(raw: str) -> str:
+    """Return a raw metric key as it is kept (`printable`); the same few keys come again in every line."""
+    return _known_key(raw) if len(raw) <= 200 else printable(raw)
+
+
+@lru_cache(maxsize=4096)
+def _known_key(raw: str) -> str:
+    return printable(raw)
 
 
 def printable(text: str, limit: int = 200) -> str:

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from diagnose.logs import canonical
 from diagnose.logs.model import Record, Rejected
 from diagnose.logs.registry import reader
-from diagnose.logs.text import Line, printable
+from diagnose.logs.text import Line, key_name, printable
 
 # "training/global_step:5" is a pair, not the beginning of a record.
 _START = re.compile(r"(?<![\w/])step:(\d{1,12}) - ")
@@ -62,7 +62,7 @@ def _record(number: int, step: int, body: str, pairs_expected: int) -> Iterator[
         if _METRIC_LIKE.search(body):  # otherwise somebody's prose
             yield Rejected(number, f"step:{step} without a readable metric: {printable(body, 40)!r}")
         return
-    texts = {printable(pair["key"]): pair["plain"] or pair["wrapped"] for pair in pairs}
+    texts = {key_name(pair["key"]): pair["plain"] or pair["wrapped"] for pair in pairs}
     decimals = {count for text in texts.values() if (count := _decimals(text)) is not None}
     yield Record(
         number,

@@ -13,7 +13,7 @@ from typing import Any
 from diagnose.logs import canonical
 from diagnose.logs.model import Record, Rejected
 from diagnose.logs.registry import reader
-from diagnose.logs.text import Line, printable
+from diagnose.logs.text import Line, key_name, printable
 
 MAX_STEP = 10**12
 """Largest step taken for one; steps must also be exact as float64."""
@@ -32,7 +32,7 @@ def parse(line: Line) -> Record | Rejected:
     step = _step(raw["step"])
     if step is None:
         return Rejected(line.number, f"step is no whole number ≥ 0: {printable(repr(raw['step']), 40)}")
-    values = {printable(key): number(value) for key, value in raw["data"].items()}
+    values = {key_name(key): number(value) for key, value in raw["data"].items()}
     return Record(
         line.number,
         step,
