@@ -56,7 +56,8 @@ def limits(values: Sequence[Array], pad: float = 0.05) -> tuple[float, float]:
     low, high = float(pool_N.min()), float(pool_N.max())
     span = high - low
     if span <= 1e-9 * max(abs(low), abs(high)):
-        span = abs(high) or 1.0
+        span = max(abs(low), abs(high))
+        span = span if span > 1e-200 else 1.0
     return low - pad * span, high + pad * span
 
 

@@ -45,6 +45,7 @@ class DiagnoseApp(App[None]):
     TITLE = "diagnose"
     CSS_PATH = "diagnose.tcss"
     HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (120, "-wide")]  # noqa: RUF012  (Textual's own type)
+    VERTICAL_BREAKPOINTS = [(0, "-short"), (18, "-tall")]  # noqa: RUF012
     BINDINGS = [  # noqa: RUF012
         Binding("q", "quit", "Quit", tooltip="Leave; a run that is under way goes on", id="quit"),
         Binding(
@@ -63,7 +64,7 @@ class DiagnoseApp(App[None]):
         run_dir: Path | None = None,
         *,
         cards: Library | None = None,
-        poll_s: float = 0.25,
+        poll_s: float = 0.5,
     ) -> None:
         """Make the application.
 
@@ -71,7 +72,7 @@ class DiagnoseApp(App[None]):
             backend: The program behind the screens.
             run_dir: Run folder to show first, None for the first screen.
             cards: Fault cards, None for the installed ones.
-            poll_s: Seconds between two looks at a run folder: at most four redraws a second.
+            poll_s: Seconds between two looks at a run folder, and so between two redraws.
         """
         super().__init__()
         self.backend = backend

@@ -16,7 +16,7 @@ from textual.containers import Vertical
 from textual.widgets import Static
 from textual_plot import HiResMode, NumericAxisFormatter, PlotWidget
 
-from diagnose.curves import Array
+from diagnose.curves import Array, Curves
 from diagnose.report.evidence import Evidence, Line, line
 from diagnose.report.svg import limits, ticks
 from diagnose.report.text import literal, number
@@ -56,6 +56,12 @@ STROKES = {
     ("proxy", "faulty"): Stroke("proxy faulty", "■", True, "yellow"),
 }
 Overlay = dict[tuple[str, str], Line]
+
+
+def drawn_curves(evidence: Evidence, fault: str | None) -> tuple[Curves, ...]:
+    """Return the runs that a chart of a fault rests on; a new run or a new step makes a new object."""
+    faulty = evidence.proxy_faulty.get(fault, ()) if fault else ()
+    return (*evidence.original_healthy, *evidence.original_faulty, *evidence.proxy_healthy, *faulty)
 
 
 def overlay(evidence: Evidence, fault: str | None, metric: str) -> Overlay:

@@ -97,6 +97,7 @@ class RunView:
         stages: (stage, status, detail) in the order of the pipeline; status "waiting" before its first event.
         rows: Replays in the order in which they were queued.
         notes: The last notes.
+        now: What the runner last said about the stage at hand, "" when it has said nothing yet.
         verdict: Verdict, "" before it is known.
         summary: Its headline.
         end: "completed", "interrupted" or "failed" once the runner has said its last word, "" before.
@@ -111,6 +112,7 @@ class RunView:
     stages: tuple[tuple[str, str, str], ...] = tuple((stage, "waiting", "") for stage in STAGES)
     rows: tuple[RunRow, ...] = ()
     notes: tuple[Note, ...] = ()
+    now: str = ""
     verdict: str = ""
     summary: str = ""
     end: str = ""
@@ -219,9 +221,11 @@ def _fold(view: RunView, event: Event) -> RunView:
                 notes=view.notes,
             )
         case StageEvent():
-            known = {stage: (stage, status, detail) for stage, status, detail in view.stages}
-            known[event.stage] = (event.stage, event.status, event.detail)
-            return replace(view, stages=tuple(known.values()))
+            stages = tuple(
+                (stage, event.status, event.detail) if stage == event.stage else (stage, status, detail)
+                for stage, status, detail in view.stages
+            )
+            return replace(view, stages=stages, now="")
         case RunEvent():
             return replace(view, rows=_run(view.rows, event))
         case StepEvent():
@@ -236,7 +240,7 @@ def _fold(view: RunView, event: Event) -> RunView:
             )
         case NoteEvent():
             note = Note(event.text, event.level, getattr(event, "mend", ""))
-            return replace(view, notes=(*view.notes, note)[-MAX_NOTES:])
+            return replace(view, notes=(*view.notes, note)[-MAX_NOTES:], now=event.text)
         case VerdictEvent():
             return replace(view, verdict=event.verdict, summary=event.summary)
         case EndEvent():

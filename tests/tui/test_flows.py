@@ -40,7 +40,7 @@ def app_for(backend: FakeBackend, run_dir: Path | None = None) -> DiagnoseApp:
     return DiagnoseApp(backend, run_dir, cards=CARDS, poll_s=0.05)
 
 
-async def until(pilot: Pilot, condition: Callable[[], bool], what: str = "", patience: float = 4.0) -> None:
+async def until(pilot: Pilot, condition: Callable[[], bool], what: str = "", patience: float = 10.0) -> None:
     """Wait until something holds, `patience` seconds at most (of an idle machine)."""
     for _ in range(round(patience / 0.05)):
         await pilot.pause(0.05)
@@ -352,15 +352,19 @@ async def test_export_failure_is_said(backend: FakeBackend, tmp_path: Path) -> N
         await until(pilot, lambda: "Not written" in text(app, "#note"), "the failure")
 
 
-async def test_verdict_pane_scrolls_to_the_advice(backend: FakeBackend, tmp_path: Path) -> None:
+async def test_the_advice_is_in_view_and_the_numbers_a_page_down(
+    backend: FakeBackend, tmp_path: Path
+) -> None:
     play(Script(tmp_path / "old"))
     app = app_for(backend, tmp_path / "old")
     async with app.run_test(size=(80, 24)) as pilot:
-        await until(pilot, lambda: "Reproduced" in screen_text(app))
-        pane = app.screen.query_one(VerdictPane)
-        assert pane.scroll_y == 0
-        await pilot.press("pagedown")
         await until(pilot, lambda: "What to do" in screen_text(app), "advice in view")
+        assert "Reproduced and specific" in screen_text(app) and "What Stale weights did" not in screen_text(
+            app
+        )
+        await until(pilot, lambda: app.screen.query_one("#ranking").has_focus)
+        await pilot.press("pagedown")
+        await until(pilot, lambda: "What Stale weights did" in screen_text(app), "numbers in view")
 
 
 def test_the_tui_never_imports_torch() -> None:

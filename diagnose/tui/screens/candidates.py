@@ -129,7 +129,8 @@ class CandidatesScreen(Screen[None]):
         choice = self._current()
         if choice is not None:
             refused = f"Cannot be replayed: {choice.refused}" if choice.refused else ""
-            self.query_one(Message).say(choice.title, "head", refused, choice.why)
+            apart = f"Told apart by: {metric_title(choice.metric)}" if choice.metric else ""
+            self.query_one(Message).say(choice.title, "head", refused, apart, choice.why)
 
     def on_data_table_row_selected(self, _: DataTable.RowSelected) -> None:
         """Enter marks too."""

@@ -16,13 +16,14 @@ from textual.screen import Screen
 from textual.widgets import DataTable, Footer, Static
 from textual.worker import get_current_worker
 
+from diagnose.curves import Curves
 from diagnose.errors import DiagnoseError
 from diagnose.report import reports
 from diagnose.report.junit import to_junit
 from diagnose.report.text import literal, number
 from diagnose.report.words import best, metric_title
 from diagnose.store import read_json, write_text
-from diagnose.tui.chart import OverlayChart
+from diagnose.tui.chart import OverlayChart, drawn_curves
 from diagnose.tui.follow import Follower
 from diagnose.tui.launch import Launched
 from diagnose.tui.model import RunRow, Snapshot
@@ -83,8 +84,10 @@ class RunScreen(Screen[None]):
         self._launched = launched
         self._snapshot = Snapshot()
         self._metric = ""
+        self._metric_picked = False
         self._fault: str | None = None
         self._shown: object = None
+        self._shown_curves: tuple[Curves, ...] = ()
         self._wake = threading.Event()
         self._verdict_seen = False
 
@@ -163,8 +166,7 @@ class RunScreen(Screen[None]):
         else:
             style = "fail" if view.end == "failed" else "warn" if view.end == "interrupted" else ""
             style = style or ("warn" if not view.end and not snapshot.alive else "head" if view.end else "")
-            note = view.notes[-1] if view.notes and not view.end else None
-            status.say(view.status_line(snapshot.alive), style, note.text if note else "")
+            status.say(view.status_line(snapshot.alive), style, "" if view.end else view.now)
 
     def _show_rows(self) -> None:
         """Bring the table up to date cell by cell, so that the cursor stays where it is."""
@@ -241,7 +243,7 @@ class RunScreen(Screen[None]):
         """Draw the chart, unless it would be the same one."""
         snapshot = self._snapshot
         metrics = self._metrics()
-        if self._metric not in metrics:
+        if not self._metric_picked or self._metric not in metrics:
             symptom = SYMPTOM_BY_ID.get(snapshot.view.symptom)
             wanted = symptom.metric if symptom else ""
             self._metric = wanted if wanted in metrics or not metrics else metrics[0]
@@ -250,9 +252,10 @@ class RunScreen(Screen[None]):
         if snapshot.result is not None:
             found = [c.metrics.get(self._metric) for c in snapshot.result.score.ranking if c.fault == fault]
             onset = found[0].onset_original if found and found[0] else None
-        wanted_now = (id(snapshot.evidence), fault, self._metric, onset)
-        if wanted_now != self._shown:
-            self._shown = wanted_now
+        curves = drawn_curves(snapshot.evidence, fault)
+        key = (fault, self._metric, onset, *map(id, curves))
+        if key != self._shown:
+            self._shown, self._shown_curves = key, curves  # kept alive, so that their ids stay theirs
             self.query_one(OverlayChart).show(snapshot.evidence, fault, self._metric, onset)
             box = self.query_one("#chart")
             who = f", {literal(fault, 60)}" if fault else ""
@@ -281,24 +284,27 @@ class RunScreen(Screen[None]):
         """Chart the next or the previous metric."""
         metrics = self._metrics()
         if metrics:
-            self._metric = metrics[(metrics.index(self._metric) + step) % len(metrics)]
-            self._show_chart()
+            self._pick_metric(metrics[(metrics.index(self._metric) + step) % len(metrics)])
 
     def action_metric(self) -> None:
         """Pick a metric from a list."""
         entries = {name: f"{metric_title(name)}  {literal(name, 60)}" for name in self._metrics()}
         if entries:
             self.app.push_screen(
-                PickScreen("Metric of the chart", entries, self._metric), self._metric_picked
+                PickScreen("Metric of the chart", entries, self._metric), self._metric_chosen
             )
         else:
             self.notify("There are no curves yet.", markup=False)
 
-    def _metric_picked(self, metric: str | None) -> None:
+    def _metric_chosen(self, metric: str | None) -> None:
         if metric is not None:
-            self._metric = metric
-            self._show_chart()
+            self._pick_metric(metric)
             self.action_pane("chart")
+
+    def _pick_metric(self, metric: str) -> None:
+        """Chart a metric from now on, instead of the symptom's."""
+        self._metric, self._metric_picked = metric, True
+        self._show_chart()
 
     def action_export(self) -> None:
         """Pick a report format."""

@@ -58,9 +58,9 @@ class VerdictPane(VerticalScroll, can_focus=True):
         table = Ranking(id="ranking", cursor_type="row")
         table.display = False
         yield table
+        yield Static(id="reasons")  # before the numbers: here one reads from the top
         yield Static(id="metrics-title", markup=False)
         yield Static(id="metrics")
-        yield Static(id="reasons")
         yield Static(id="note", markup=False)
 
     def on_mount(self) -> None:
