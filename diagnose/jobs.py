@@ -51,7 +51,7 @@ def run_jobs(jobs: Iterable[Job], workers: int | None, terminal: Terminal) -> di
                     if len(queue) > 1:
                         terminal.say(f"{event.id}: done ({len(results)}/{len(queue)})")
                 case Failed():
-                    raise RunError(f"{event.id}: {event.reason}")
+                    raise RunError(f"{event.id}: {event.reason}" if len(queue) > 1 else event.reason)
     return results
 
 

@@ -26,6 +26,7 @@ from diagnose.events import (
 )
 from diagnose.report.text import literal, number
 from diagnose.store import RunFolder
+from taxonomy.metrics import METRIC_BY_NAME
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
@@ -137,6 +138,8 @@ def describe(event: Event) -> str:
             candidates = f"{len(event.candidates)} candidate{'s' if len(event.candidates) != 1 else ''}"
             seeds = f"{len(event.seeds)} seed{'s' if len(event.seeds) != 1 else ''}"
             return f"{event.name}: {event.symptom}, {candidates}, {seeds}, {event.steps} steps"
+        case StageEvent(stage="score" | "report", status="started" | "done"):
+            return ""  # a moment's work, and the answer itself follows
         case StageEvent(status="started"):
             return f"{event.stage} …" + (f" {event.detail}" if event.detail else "")
         case StageEvent():
@@ -152,7 +155,9 @@ def describe(event: Event) -> str:
 
 def _metrics(event: StepEvent) -> str:
     return "  ".join(
-        f"{name.split('/')[1]} {number(event.data[name])}" for name in LIVE_METRICS if name in event.data
+        f"{METRIC_BY_NAME[name].title} {number(event.data[name])}"
+        for name in LIVE_METRICS
+        if name in event.data
     )
 
 

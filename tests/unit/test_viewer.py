@@ -34,7 +34,7 @@ def test_plain_lines(tmp_path, capsys, verbosity):
     watched = follow(folder_with(tmp_path, *STORY), Terminal(verbosity))
     assert watched.end.exit_code == 5 and watched.problem is None
     out, err = capsys.readouterr()
-    steps = ["run healthy-s1: step 20/40 kl_loss 0.5"] if verbosity == 1 else []
+    steps = ["run healthy-s1: step 20/40 KL to reference 0.5"] if verbosity == 1 else []
     lines = [
         "x: s, 1 candidate, 1 seed, 40 steps",
         "replay … 2 runs",
