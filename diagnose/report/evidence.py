@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from diagnose.curves import Array, Curves
-from diagnose.report.words import fault_of_run
+from diagnose.report.words import replay_name, replay_of_run
 
 
 @dataclass(frozen=True)
@@ -26,13 +26,17 @@ class Evidence:
         original_healthy: Healthy twins of the incident, empty where there are none.
         original_faulty: The incident.
         proxy_healthy: The proxy without a fault.
-        proxy_faulty: The proxy by injected fault.
+        proxy_faulty: The proxy by injected fault (at another strength than the default: by `replay_name`).
     """
 
     original_healthy: tuple[Curves, ...] = ()
     original_faulty: tuple[Curves, ...] = ()
     proxy_healthy: tuple[Curves, ...] = ()
     proxy_faulty: Mapping[str, tuple[Curves, ...]] = field(default_factory=dict)
+
+    def replays(self, fault: str, strength: float = 1.0) -> tuple[Curves, ...]:
+        """Return the runs of a fault at a strength, those under the fault's own name where it has no other."""
+        return self.proxy_faulty.get(replay_name(fault, strength)) or self.proxy_faulty.get(fault, ())
 
     @property
     def metrics(self) -> tuple[str, ...]:
@@ -139,7 +143,7 @@ def read_evidence(run_dir: Path) -> Evidence:
     for path in sorted(run_dir.glob("runs/*/metrics.jsonl"), key=_natural):
         curves = read_curves(path)
         if curves is not None:
-            fault = fault_of_run(path.parent.name)
+            fault = replay_of_run(path.parent.name)
             (proxy_healthy if fault is None else proxy_faulty.setdefault(fault, [])).append(curves)
     original_faulty, original_healthy = read_inputs(run_dir)
     return Evidence(

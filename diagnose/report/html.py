@@ -118,14 +118,13 @@ def _ranking(result: Result) -> str:
             gap, low, high = c.specificity
             lead = f"{number(gap, 2)} ({number(low, 2)} to {number(high, 2)})"
         category = CATEGORY_BY_ID[c.category].title if c.category in CATEGORY_BY_ID else c.category
-        proof = ", ".join(f"{name} = {number(value)}" for name, value in c.witness.items())
         rows.append(
             [
                 str(rank), f"{c.title} ({c.fault})", category,
                 f"{VERDICT_SYMBOL[c.verdict]} {VERDICT_WORD[c.verdict]}", c.evidence,
                 number(c.distance), lead, percent(c.agreement), percent(c.coverage),
                 f"× {number(c.severity)}", ", ".join(c.rivals) or "–",
-                witness_word(c) + (f": {proof}" if proof else ""),
+                witness_word(c),
             ]
         )  # fmt: skip
     return _table(header, rows) if rows else ""
@@ -139,8 +138,12 @@ def _candidate(candidate: Candidate, evidence: Evidence) -> str:
         '<span class="key onset"></span>onset interval. Lines are medians over seeds, '
         "bands their extremes.</p>"
     )
+    measured = ", ".join(f"{name} = {number(value)}" for name, value in candidate.witness.items())
     content = [
         _list(candidate.reasons),
+        f'<p class="dim">Proof of the injection ({witness_word(candidate)}): {_e(measured)}</p>'
+        if measured
+        else "",
         _numbers(candidate),
         legend if any(figures) else '<p class="dim">No curves were at hand for charts.</p>',
         *figures,
@@ -153,7 +156,12 @@ def _figure(candidate: Candidate, name: str, evidence: Evidence) -> str:
     log = card.epsilon if card is not None and card.transform == "log10" else None
     sides = (
         ("original", evidence.original_healthy, evidence.original_faulty, metric.onset_original),
-        ("proxy", evidence.proxy_healthy, evidence.proxy_faulty.get(candidate.fault, ()), metric.onset_proxy),
+        (
+            "proxy",
+            evidence.proxy_healthy,
+            evidence.replays(candidate.fault, candidate.severity),
+            metric.onset_proxy,
+        ),
     )
     charts = []
     for side, healthy, faulty, onset in sides:
@@ -211,7 +219,7 @@ def _provenance(result: Result) -> str:
         "recipe": result.recipe,
         "seeds": ", ".join(map(str, result.seeds)),
         "healthy proxy against healthy original": score.healthy_gate,
-        "error rates of the margins": {name: percent(value) for name, value in score.error_rates.items()},
+        "error rates of the margins": {name: number(value, 2) for name, value in score.error_rates.items()},
         "symptoms seen": ", ".join(score.symptoms),
         "failed runs": result.failures,
         "not replayed": result.not_tried,

@@ -11,6 +11,7 @@ five are expected to be innocent, and a pipeline that is red by design is soon i
 
 from __future__ import annotations
 
+import math
 import xml.etree.ElementTree as ET
 from collections.abc import Mapping
 
@@ -108,7 +109,9 @@ def _answer(suite: ET.Element, result: Result, expect: Mapping[str, str] | None)
 
 def _candidate(suite: ET.Element, candidate: Candidate, failed: tuple[str, ...]) -> None:
     case = _case(suite, candidate.fault, "candidate")
-    if not candidate.witness_ok or candidate.verdict == Verdict.INJECTION_FAILED:
+    if failed and math.isnan(candidate.distance):
+        ET.SubElement(case, "error", type="run_failed", message="; ".join(failed))
+    elif not candidate.witness_ok or candidate.verdict == Verdict.INJECTION_FAILED:
         message = "the replay does not prove that the fault took place"
         ET.SubElement(case, "error", type="injection_failed", message=message)
     elif candidate.verdict == Verdict.INCONCLUSIVE:

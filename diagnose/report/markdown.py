@@ -105,7 +105,7 @@ def _provenance(result: Result) -> list[str]:
         "recipe": ", ".join(f"{key} {value}" for key, value in result.recipe.items()),
         "healthy gate": result.score.healthy_gate,
         "error rates": ", ".join(
-            f"{key} {percent(value)}" for key, value in result.score.error_rates.items()
+            f"{key} {number(value, 2)}" for key, value in result.score.error_rates.items()
         ),
         "took": seconds(result.wall_s),
         "run folder": result.run_dir,

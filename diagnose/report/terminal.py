@@ -20,6 +20,7 @@ from diagnose.report.words import (
     metric_title,
     movement,
     onset_word,
+    replay_name,
     what_to_do,
     witness_word,
 )
@@ -78,7 +79,7 @@ def ranking_view(result: Result) -> Table:
     for rank, candidate in enumerate(result.score.ranking, 1):
         table.add_row(
             str(rank),
-            Text(literal(candidate.fault, 80)),
+            Text(literal(replay_name(candidate.fault, candidate.severity), 80)),
             verdict_text(candidate.verdict),
             number(candidate.distance),
             percent(candidate.agreement),
@@ -90,8 +91,10 @@ def ranking_view(result: Result) -> Table:
 def metrics_view(candidate: Candidate, limit: int = 12) -> Table:
     """Return what one candidate did to each metric, against what the original did."""
     table = Table(box=None, padding=(0, 1, 0, 0), header_style="bold", pad_edge=False)
+    more = len(candidate.metrics) - limit
     table.caption = Text(
-        "trend: likeness of the two effect curves, −1 to 1 · onset: updates since the start, original/proxy",
+        (f"and {more} more metrics in the JSON and HTML reports · " if more > 0 else "")
+        + "trend: likeness of the two effect curves, −1 to 1 · onset: updates since the start, original/proxy",
         "dim",
     )
     table.caption_justify = "left"
@@ -128,7 +131,7 @@ def reasons_view(result: Result) -> RenderableType:
         if items:
             parts += [Text(title, "bold"), *(_bullet(item) for item in items)]
     if rates := result.score.error_rates:
-        words = ", ".join(f"{literal(name)} {percent(value)}" for name, value in rates.items())
+        words = ", ".join(f"{literal(name)} {number(value, 2)}" for name, value in rates.items())
         parts.append(Text(f"Error rates of the margins in force: {words}", "dim"))
     where = f", in {literal(result.run_dir)}" if result.run_dir else ""
     parts.append(Text(f"Took {seconds(result.wall_s)}{where}", "dim"))

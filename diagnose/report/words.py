@@ -111,18 +111,20 @@ def what_to_do(result: Result) -> tuple[str, ...]:
         steps.append(literal(first.fix))
     elif first and verdict == Verdict.REPRODUCED_NOT_SPECIFIC:
         if first.split_by:
-            steps.append(f"To tell them apart, look at: {literal(first.split_by)}")
+            steps.append(f"To tell them apart, look at: {metric_title(first.split_by)}")
         known = {candidate.fault: candidate for candidate in result.score.ranking}
         suspects = [first, *(known[rival] for rival in first.rivals if rival in known)]
         steps += [f"If it is {literal(c.title, 80)}: {literal(c.fix)}" for c in suspects if c.fix]
     elif first and verdict == Verdict.PARTLY:
         if first.split_by:
-            steps.append(f"Look at: {literal(first.split_by)}")
+            steps.append(f"Look at: {metric_title(first.split_by)}")
         steps.append(
             f"Check {literal(first.title, 80)} by hand before acting on it. {literal(first.fix)}".strip()
         )
     elif verdict == Verdict.NOT_REPRODUCED:
         steps.append("Widen the candidates, or look outside the library: data, reward, infrastructure.")
+    elif verdict == Verdict.INCONCLUSIVE and result.failures:
+        steps.append("Replays failed: read the workers' logs in the run folder, then resume the run.")
     elif verdict == Verdict.INCONCLUSIVE:
         steps.append(
             "Give it more to go on: a healthy twin of the run, a longer log, more seeds or more steps."
@@ -202,7 +204,21 @@ def witness_word(candidate: Candidate) -> str:
     return "not seen" if candidate.witness else "missing"
 
 
+_RUN = re.compile(r"(?P<fault>.+)-x(?P<strength>\d+(?:\.\d+)?(?:e[+-]?\d+)?)-s\d+", re.DOTALL)
+
+
 def fault_of_run(run: str) -> str | None:
     """Return the fault in a run id (`<fault>-x<strength>-s<seed>`), None for a healthy run."""
-    match = re.fullmatch(r"(.+)-x[^-]+-s\d+", run)
-    return match[1] if match else None
+    match = _RUN.fullmatch(run)
+    return match["fault"] if match else None
+
+
+def replay_name(fault: str, strength: float) -> str:
+    """Return the name of a fault at a strength: the fault itself at the card's default, "fault ×2" otherwise."""
+    return fault if float(strength) == 1 else f"{fault} ×{strength:g}"
+
+
+def replay_of_run(run: str) -> str | None:
+    """Return the name (`replay_name`) of the replay that a run id belongs to, None for a healthy run."""
+    match = _RUN.fullmatch(run)
+    return replay_name(match["fault"], float(match["strength"])) if match else None

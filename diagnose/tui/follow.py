@@ -14,7 +14,7 @@ from diagnose.curves import Curves
 from diagnose.events import Tail
 from diagnose.report.evidence import Evidence, curves_from_records, read_inputs
 from diagnose.report.json import ResultFileError, from_json
-from diagnose.report.words import fault_of_run
+from diagnose.report.words import replay_of_run
 from diagnose.result import Result
 from diagnose.store import RunFolder, read_json
 from diagnose.tui.model import RunView, Snapshot, fold
@@ -72,10 +72,15 @@ class Follower:
 
     def poll(self) -> Snapshot | None:
         """Return a new snapshot, None when nothing has changed since the last one."""
-        # Asked before the events are read: what a runner wrote before its end is then read for certain.
-        alive = self._process.poll() is None if self._process else self._folder.is_alive()
-        problem = "" if self._folder.path.is_dir() else f"The run folder {self._folder.path} is gone."
-        events = self._tail.poll()
+        problem, events, alive = "", [], False
+        try:
+            # Asked before the events are read: what a runner wrote before its end is then read for certain.
+            alive = self._process.poll() is None if self._process else self._folder.is_alive()
+            events = self._tail.poll()
+            if not self._folder.path.is_dir():
+                problem = f"The run folder {self._folder.path} is gone."
+        except OSError as error:
+            problem = f"{self._folder.path} cannot be read: {error.strerror or error}"
         self._view = fold(self._view, events)
         changed = bool(events) | self._poll_curves() | self._poll_result()
         last = self._last
@@ -114,7 +119,7 @@ class Follower:
         faulty: dict[str, list[Curves]] = {}
         for run, tail in sorted(self._metrics.items()):
             if tail.curves is not None:
-                fault = fault_of_run(run)
+                fault = replay_of_run(run)
                 (healthy if fault is None else faulty.setdefault(fault, [])).append(tail.curves)
         original_faulty, original_healthy = self._inputs
         return Evidence(

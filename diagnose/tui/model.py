@@ -21,6 +21,7 @@ from diagnose.events import (
 )
 from diagnose.report.evidence import Evidence
 from diagnose.report.text import literal, seconds
+from diagnose.report.words import replay_of_run
 from diagnose.result import Result
 
 MAX_NOTES = 200
@@ -55,6 +56,13 @@ class RunRow:
     last_t: float = 0.0
     reason: str = ""
     witness: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """What it replays: the fault, with its strength where that is not the default, or "healthy"."""
+        if self.fault is None:
+            return "healthy"
+        return replay_of_run(self.run) or self.fault
 
     @property
     def eta_s(self) -> float | None:

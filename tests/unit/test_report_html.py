@@ -92,6 +92,17 @@ def test_a_set_draws_each_of_its_members() -> None:
     assert to_html(with_verdict(Verdict.REPRODUCED_NOT_SPECIFIC), full).count("<figure>") == 2 * one
 
 
+def test_the_curves_are_those_of_the_candidates_strength(tmp_path: Path) -> None:
+    for strength, level in (("1", 1.0), ("2", 5.0)):
+        path = tmp_path / "runs" / f"f-x{strength}-s1" / "metrics.jsonl"
+        path.parent.mkdir(parents=True)
+        path.write_text(json.dumps({"step": 1, "data": {"m": level}}) + "\n")
+    found = read_evidence(tmp_path)
+    assert [c.values["m"][0] for c in found.replays("f")] == [1.0]
+    assert [c.values["m"][0] for c in found.replays("f", 2.0)] == [5.0]
+    assert [c.values["m"][0] for c in found.replays("f", 3.0)] == [1.0]
+
+
 def test_provenance_is_there() -> None:
     text = Page(to_html(kl_spike(), evidence())).text
     for fact in ("multi_view", "kl_coef: 0.1", "11 of 12 metrics", "1 min 32 s", "proxy/proxy_manifest.json"):

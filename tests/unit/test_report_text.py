@@ -16,7 +16,7 @@ from diagnose.report.evidence import Evidence
 from diagnose.report.markdown import escape, to_markdown
 from diagnose.report.terminal import render, result_view
 from diagnose.report.text import literal, number, percent, seconds
-from diagnose.report.words import agreement_word, fault_of_run, headline, what_to_do
+from diagnose.report.words import agreement_word, fault_of_run, headline, replay_of_run, what_to_do
 from diagnose.result import Direction, Verdict
 from tests.fixtures.results import hostile, kl_spike, metric, with_verdict
 
@@ -166,6 +166,20 @@ def test_a_set_comes_with_its_splitting_metric_and_every_fix() -> None:
 )
 def test_fault_of_run(run: str, fault: str | None) -> None:
     assert fault_of_run(run) == fault
+
+
+@pytest.mark.parametrize(
+    ("run", "name"),
+    [
+        ("healthy-s1", None),
+        ("a-x1-s1", "a"),
+        ("a-x0.5-s1", "a ×0.5"),
+        ("a-x2-s10", "a ×2"),
+        ("a-x1e-05-s1", "a ×1e-05"),
+    ],
+)
+def test_replays_at_another_strength_have_a_name_of_their_own(run: str, name: str | None) -> None:
+    assert replay_of_run(run) == name
 
 
 def test_registry_has_every_format() -> None:

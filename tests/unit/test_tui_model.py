@@ -183,6 +183,15 @@ def test_follower_survives_half_a_line_a_broken_result_and_a_vanished_folder(tmp
     assert snapshot is not None and "is gone" in snapshot.problem
 
 
+def test_follower_says_what_cannot_be_read(tmp_path: Path) -> None:
+    script = Script(tmp_path)
+    script.folder.events.mkdir()
+    (script.folder.runs / "odd-x.-s1").mkdir()
+    (script.folder.runs / "odd-x.-s1" / "metrics.jsonl").write_text('{"step": 1, "data": {"m": 1}}\n')
+    snapshot = Follower(script.folder).poll()
+    assert snapshot is not None and "cannot be read" in snapshot.problem
+
+
 def test_metrics_tail_starts_again_when_a_run_is_redone(tmp_path: Path) -> None:
     path = tmp_path / "healthy-s1" / "metrics.jsonl"
     path.parent.mkdir()

@@ -21,7 +21,7 @@ from diagnose.errors import DiagnoseError
 from diagnose.report import reports
 from diagnose.report.junit import to_junit
 from diagnose.report.text import literal, number
-from diagnose.report.words import best, metric_title
+from diagnose.report.words import best, metric_title, replay_name
 from diagnose.store import read_json, write_text
 from diagnose.tui.chart import OverlayChart, drawn_curves
 from diagnose.tui.follow import Follower
@@ -189,7 +189,7 @@ class RunScreen(Screen[None]):
         state = row.state
         style = {"failed": "bold red", "done": "green", "started": "bold"}.get(row.status, "")
         return (
-            Text(literal(row.fault, 30) if row.fault else "healthy"),
+            Text(literal(row.name, 34)),
             Text(str(row.seed), justify="right"),
             Text(state if len(state) <= 32 else state[:31] + "…", style),
             Text(self._witness(row)),
@@ -222,7 +222,7 @@ class RunScreen(Screen[None]):
         if event.data_table.id == "rows":
             row = self._row()
             if row is not None and row.fault is not None:
-                self._fault = row.fault
+                self._fault = row.name
             self._show_row_detail()
         self._show_chart()
 
@@ -250,7 +250,10 @@ class RunScreen(Screen[None]):
         fault = self._fault or self._default_fault()
         onset = None
         if snapshot.result is not None:
-            found = [c.metrics.get(self._metric) for c in snapshot.result.score.ranking if c.fault == fault]
+            ranking = snapshot.result.score.ranking
+            found = [
+                c.metrics.get(self._metric) for c in ranking if replay_name(c.fault, c.severity) == fault
+            ]
             onset = found[0].onset_original if found and found[0] else None
         curves = drawn_curves(snapshot.evidence, fault)
         key = (fault, self._metric, onset, *map(id, curves))
@@ -266,7 +269,7 @@ class RunScreen(Screen[None]):
         snapshot = self._snapshot
         first = best(snapshot.result) if snapshot.result else None
         if first is not None:
-            return first.fault
+            return replay_name(first.fault, first.severity)
         return next(iter(snapshot.evidence.proxy_faulty), next(iter(snapshot.view.candidates), None))
 
     def action_pane(self, name: str) -> None:

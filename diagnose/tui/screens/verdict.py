@@ -13,7 +13,7 @@ from textual.widgets import DataTable, Static
 
 from diagnose.report.terminal import headline_view, metrics_view, reasons_view, verdict_text
 from diagnose.report.text import literal, number, percent
-from diagnose.report.words import best, witness_word
+from diagnose.report.words import best, replay_name, witness_word
 from diagnose.result import Result
 
 
@@ -87,7 +87,7 @@ class VerdictPane(VerticalScroll, can_focus=True):
         for rank, candidate in enumerate(result.score.ranking, 1):
             table.add_row(
                 Text(str(rank)),
-                Text(literal(candidate.fault, 30)),
+                Text(literal(replay_name(candidate.fault, candidate.severity), 34)),
                 verdict_text(candidate.verdict),
                 Text(number(candidate.distance), justify="right"),
                 Text(percent(candidate.agreement), justify="right"),
@@ -116,7 +116,8 @@ class VerdictPane(VerticalScroll, can_focus=True):
         if result is not None and event.cursor_row < len(result.score.ranking):
             self._show_metrics(result, event.cursor_row)
             if self.query_one(Ranking).has_focus:
-                self.post_message(self.Picked(result.score.ranking[event.cursor_row].fault))
+                picked = result.score.ranking[event.cursor_row]
+                self.post_message(self.Picked(replay_name(picked.fault, picked.severity)))
 
     def _show_metrics(self, result: Result, index: int) -> None:
         candidate = result.score.ranking[index]
