@@ -1,0 +1,176 @@
+"""`diagnose proxy …`: cut a proxy from a checkpoint, and look at what was cut."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from diagnose.cli_options import (
+    CheckpointArgument,
+    Experts,
+    Json,
+    StrategyName,
+    Workers,
+    terminal_for,
+)
+from diagnose.errors import DiagnoseError
+
+proxy_app = typer.Typer(help="Build a proxy and look at it.", rich_markup_mode=None)
+
+
+def _numbers(text: str, what: str) -> list[int]:
+    """Return a comma-separated list of whole numbers."""
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise DiagnoseError(f"{what} takes whole numbers with commas between, not {text!r}") from None
+
+
+@proxy_app.command()
+def build(
+    checkpoint: CheckpointArgument,
+    experts: Annotated[int, typer.Option("--experts", min=1, help="Experts kept a layer.")],
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder to write.")],
+    strategy: StrategyName = "multi_view",
+    alpha: Annotated[str, typer.Option(help="Weights of router, co-activation and context.")] = "1,1,1",
+    normalisation: Annotated[str, typer.Option(help="min_max, max or rank.")] = "min_max",
+    calibration: Annotated[str, typer.Option(help="embedded, or a JSONL file of prompts.")] = "embedded",
+    tokens: Annotated[int, typer.Option(min=1, help="Calibration tokens at most.")] = 65536,
+    seed: Annotated[int, typer.Option(help="Seed of the random strategy.")] = 0,
+    json: Json = False,
+) -> None:
+    """Cut a proxy from a Mixture-of-Experts checkpoint."""
+    from dataclasses import asdict
+
+    from diagnose.jobs import run_job
+    from proxy.specs import BuildSpec
+
+    terminal = terminal_for(json)
+    try:
+        weights = tuple(float(part) for part in alpha.split(","))
+        router, coactivation, context = (weight / sum(weights) for weight in weights)
+    except (ValueError, ZeroDivisionError):
+        raise DiagnoseError(f"--alpha takes three numbers with commas between, not {alpha!r}") from None
+    spec = BuildSpec(
+        checkpoint,
+        str(out),
+        experts,
+        strategy,
+        (router, coactivation, context),
+        normalisation,
+        calibration,
+        tokens,
+        seed,
+    )
+    manifest = run_job("build", asdict(spec), terminal)["manifest"]
+    if json:
+        terminal.json(manifest)
+    else:
+        terminal.say(f"wrote {out}")
+
+
+@proxy_app.command()
+def inspect(checkpoint: CheckpointArgument, experts: Experts = None, json: Json = False) -> None:
+    """Say what a checkpoint is, from its headers alone, and what a build would make of it."""
+    from diagnose import lab
+
+    terminal = terminal_for(json)
+    data = lab.inspect(checkpoint, experts)
+    if json:
+        terminal.json(data)
+        return
+    for name in ("family", "experts", "top_k", "groups", "parameters", "tensors"):
+        terminal.data(f"{name}: {data[name]}")
+    terminal.data(f"moe layers: {len(data['moe_layers'])}")
+    if plan := data.get("plan"):
+        share = plan["parameters_after"] / plan["parameters_before"]
+        terminal.data(
+            f"with {plan['kept']} experts: {plan['parameters_after']} parameters ({share:.0%}), "
+            f"{plan['bytes_after'] / 1e6:.1f} MB"
+        )
+        for warning in plan["warnings"]:
+            terminal.warn(warning)
+    if made := data["manifest"]:
+        experts_word = f"{made['experts']['after']} of {made['experts']['before']} experts"
+        terminal.data(f"this is a proxy: {experts_word} by {made['spec']['strategy']}")
+
+
+@proxy_app.command()
+def compare(
+    checkpoint: CheckpointArgument,
+    experts: Annotated[str, typer.Option("--experts", metavar="K,K", help="Budgets.")] = "12,16",
+    strategies: Annotated[
+        str, typer.Option("--strategies", metavar="S,S", help="Strategies.")
+    ] = "multi_view,router+coactivation,router+context,coactivation+context,frequency,merge,first_k,random",
+    prompts: Annotated[int, typer.Option(min=1, help="Held-out prompts.")] = 1000,
+    json: Json = False,
+) -> None:
+    """Compare ways of choosing experts by task accuracy (the paper's Tables 3 and 4), as paired differences."""
+    from diagnose import lab
+
+    terminal = terminal_for(json)
+    spec = {
+        "checkpoint": checkpoint,
+        "experts": _numbers(experts, "--experts"),
+        "strategies": strategies.split(","),
+        "prompts": prompts,
+    }
+    rows = lab.compare(spec, terminal)
+    if json:
+        terminal.json({"schema": 1, "checkpoint": checkpoint, "prompts": prompts, "rows": rows})
+        return
+    terminal.table(
+        ("strategy", "experts", "accuracy", "against multi_view", "95 % interval"),
+        [
+            (
+                row["strategy"],
+                str(row["experts"]),
+                f"{row['accuracy']:.3f}",
+                "–" if row["difference"] is None else f"{row['difference']:+.3f}",
+                "–" if row["low"] is None else f"{row['low']:+.3f} to {row['high']:+.3f}",
+            )
+            for row in rows
+        ],
+        numbers=4,
+    )
+
+
+@proxy_app.command()
+def dynamics(
+    checkpoint: CheckpointArgument,
+    experts: Annotated[str, typer.Option("--experts", metavar="K,K", help="Budgets.")] = "12,16",
+    strategy: StrategyName = "multi_view",
+    seeds: Annotated[int, typer.Option("--seeds", min=1, help="Seeds of every model.")] = 3,
+    steps: Annotated[int | None, typer.Option("--steps", min=1, help="Training steps.")] = None,
+    workers: Workers = None,
+    json: Json = False,
+) -> None:
+    """Train healthy original and healthy proxies side by side (the paper's Figure 2)."""
+    from diagnose import lab
+    from proxy.specs import BuildSpec, Recipe
+
+    terminal = terminal_for(json)
+    recipe = lab.changed(Recipe(), [f"steps={steps}"] if steps else [])
+    cut = BuildSpec(checkpoint, "", 1, strategy)
+    budgets = _numbers(experts, "--experts")
+    rows = lab.dynamics(checkpoint, budgets, cut, recipe, range(1, seeds + 1), workers, terminal)
+    if json:
+        terminal.json({"schema": 1, "checkpoint": checkpoint, "recipe": recipe.__dict__, "rows": rows})
+        return
+    terminal.table(
+        ("metric", "model", "start", "end", "change", "± s.e."),
+        [
+            (
+                row["metric"],
+                row["model"],
+                f"{row['start']:.4g}",
+                f"{row['end']:.4g}",
+                f"{row['change']:+.4g}",
+                "–" if row["error"] is None else f"{row['error']:.2g}",
+            )
+            for row in sorted(rows, key=lambda row: row["metric"])
+        ],
+        numbers=4,
+    )
