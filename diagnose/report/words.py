@@ -19,7 +19,7 @@ VERDICT_SYMBOL = {
 }
 VERDICT_WORD = {
     Verdict.REPRODUCED: "reproduced",
-    Verdict.REPRODUCED_NOT_SPECIFIC: "one of several",
+    Verdict.REPRODUCED_NOT_SPECIFIC: "not specific",
     Verdict.PARTLY: "only partly",
     Verdict.NOT_REPRODUCED: "not reproduced",
     Verdict.INCONCLUSIVE: "inconclusive",
@@ -73,10 +73,10 @@ def best(result: Result) -> Candidate | None:
 
 
 def titles(result: Result, faults: tuple[str, ...]) -> str:
-    """Return the titles of some candidates as a list in words."""
+    """Return the titles of one or more candidates as a list in words."""
     known = {candidate.fault: candidate.title for candidate in result.score.ranking}
     names = [literal(known.get(fault, fault), 80) for fault in faults]
-    return names[0] if len(names) == 1 else ", ".join(names[:-1]) + " and " + names[-1] if names else "others"
+    return names[0] if len(names) == 1 else ", ".join(names[:-1]) + " and " + names[-1]
 
 
 def headline(result: Result) -> str:
@@ -85,8 +85,7 @@ def headline(result: Result) -> str:
     title = literal(first.title, 80) if first else ""
     sentence = {
         Verdict.REPRODUCED: f"{title} reproduces the incident, and no other candidate does.",
-        Verdict.REPRODUCED_NOT_SPECIFIC: f"{title} reproduces the incident, but this evidence cannot tell it "
-        f"from {titles(result, first.rivals if first else ())}.",
+        Verdict.REPRODUCED_NOT_SPECIFIC: f"{title} reproduces the incident, but {_doubt(result, first)}.",
         Verdict.PARTLY: f"{title} comes nearest but reproduces only a part of the incident: a lead, not "
         "yet a cause.",
         Verdict.NOT_REPRODUCED: f"None of the {len(result.score.ranking)} candidates reproduces the "
@@ -99,6 +98,13 @@ def headline(result: Result) -> str:
     if result.status == "completed":
         return sentence
     return f"The experiment was not completed ({literal(result.status, 30)}). On what there is: {sentence}"
+
+
+def _doubt(result: Result, first: Candidate | None) -> str:
+    """Return why a reproduced fault is not specific: its rivals, or that it was not shown to be the only one."""
+    if first is not None and first.rivals:
+        return f"this evidence cannot tell it from {titles(result, first.rivals)}"
+    return "is not shown to be the only fault that does"
 
 
 def what_to_do(result: Result) -> tuple[str, ...]:
@@ -115,6 +121,8 @@ def what_to_do(result: Result) -> tuple[str, ...]:
         known = {candidate.fault: candidate for candidate in result.score.ranking}
         suspects = [first, *(known[rival] for rival in first.rivals if rival in known)]
         steps += [f"If it is {literal(c.title, 80)}: {literal(c.fix)}" for c in suspects if c.fix]
+        if not first.rivals:
+            steps.append("Replay more seeds and the other candidates to be sure of it.")
     elif first and verdict == Verdict.PARTLY:
         if first.split_by:
             steps.append(f"Look at: {metric_title(first.split_by)}")

@@ -140,6 +140,14 @@ def test_headlines_name_the_right_faults() -> None:
     assert headline(replace(kl_spike(), status="interrupted")).startswith("The experiment was not completed")
 
 
+def test_not_specific_without_a_rival_names_none() -> None:
+    result = with_verdict(Verdict.REPRODUCED_NOT_SPECIFIC)
+    first = replace(result.score.ranking[0], rivals=(), split_by="")
+    result = replace(result, score=replace(result.score, ranking=(first, *result.score.ranking[1:])))
+    assert headline(result).endswith("but is not shown to be the only fault that does.")
+    assert what_to_do(result)[0].startswith("If it is Stale weights: Synchronise")
+
+
 def test_every_verdict_has_a_headline_and_unanswered_ones_a_next_step() -> None:
     for verdict in Verdict:
         assert headline(with_verdict(verdict)).endswith(".")

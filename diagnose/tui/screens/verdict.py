@@ -66,7 +66,7 @@ class VerdictPane(VerticalScroll, can_focus=True):
     def on_mount(self) -> None:
         """Set up the ranking."""
         table = self.query_one(Ranking)
-        for label in ("#", "fault", "verdict", "distance", "agrees", "injection"):
+        for label in ("#", "fault", "verdict", "distance", "agrees", "proof"):
             table.add_column(label)
 
     def show(self, result: Result | None, waiting: str) -> None:
