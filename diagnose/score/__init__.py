@@ -1,0 +1,1 @@
+"""Scoring: curves in, verdict and ranking out, as pure functions. ``docs/scoring.md`` has the formulas."""

@@ -1,0 +1,125 @@
+"""Directions: up, down, shown not to have moved, or undetermined.
+
+Legend of shape suffixes: ``_M`` metrics, ``_B`` blocks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from diagnose.curves import Array
+from diagnose.result import Direction
+from diagnose.score.effect import Effect
+from diagnose.score.noise import Margin, Scale, above_floor, peak, t_quantile
+from diagnose.score.settings import Settings
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What one system did, metric by metric: effects with their noise.
+
+    Attributes:
+        effect: The effects.
+        margin: The margin in force.
+        floor_M: Absolute floors.
+        se_MB: Standard errors of effect.e_MB.
+        se_late_M: Standard errors of effect.late_M.
+        z_MB: e / max(se, floor / c): leaves ±c exactly when the effect leaves both margin and floor.
+        z_late_M: The same for the late half.
+        peak_M: `noise.peak`, signed: beyond ±c where the metric moved at any time.
+        direction: By metric.
+    """
+
+    effect: Effect
+    margin: Margin
+    floor_M: Array
+    se_MB: Array
+    se_late_M: Array
+    z_MB: Array
+    z_late_M: Array
+    peak_M: Array
+    direction: tuple[Direction, ...]
+
+    @property
+    def moved_M(self) -> NDArray[np.bool_]:
+        """Whether a metric moved, or turned non-finite, at any time."""
+        return (np.abs(self.peak_M) > self.margin.c) | (self.effect.event_MB > 0).any(1)
+
+    @property
+    def largest(self) -> float:
+        """Largest |z| over all metrics: what is held against the margin."""
+        return float(np.abs(self.peak_M).max(initial=0.0))
+
+    @property
+    def limit_late_M(self) -> Array:
+        """Margin of the late-half effect in transformed units: max(c · se, floor)."""
+        return np.maximum(self.margin.c * self.se_late_M, self.floor_M)
+
+
+def directions(
+    late_M: Array,
+    se_late_M: Array,
+    peak_M: Array,
+    bound_M: Array,
+    c: float,
+    quantile: float,
+) -> tuple[Direction, ...]:
+    """Decide directions.
+
+    Up or down: the late half leaves its margin; failing that, two neighbouring blocks do (a transient). None: the
+    interval late ± quantile · se lies inside ±bound, which is two one-sided tests. Otherwise undetermined.
+
+    Args:
+        late_M: Late-half effects.
+        se_late_M: Their standard errors.
+        peak_M: Signed peaks in noise units, 0 below the floor (`noise.peak`).
+        bound_M: Equivalence bounds in transformed units.
+        c: Margin in noise units.
+        quantile: t quantile of the one-sided tests.
+    """
+    answer = []
+    for late, se, peak_z, bound in zip(late_M, se_late_M, peak_M, bound_M, strict=True):
+        if abs(peak_z) > c:
+            answer.append(Direction.UP if peak_z > 0 else Direction.DOWN)
+        elif np.isfinite(late) and np.isfinite(se) and abs(late) + quantile * se < bound:
+            answer.append(Direction.NONE)
+        else:
+            answer.append(Direction.UNDETERMINED)
+    return tuple(answer)
+
+
+def read(effect: Effect, scale: Scale, margin: Margin, floor_M: Array, settings: Settings) -> Reading:
+    """Hold effects against their noise."""
+    se_MB = np.sqrt(scale.sigma_MB**2 * effect.variance_MB + effect.doubt_MB**2)
+    se_late_M = np.sqrt(scale.late_M**2 * effect.variance_late_M + effect.doubt_late_M**2)
+    late_z_M = above_floor(effect.late_M, se_late_M, floor_M)
+    peak_M = peak(effect.e_MB, effect.late_M, se_MB, se_late_M, floor_M)
+    # A late half beyond its margin says which way a metric went, whatever it did on the way.
+    peak_M = np.where(np.abs(late_z_M) > margin.c, late_z_M, peak_M)
+    return Reading(
+        effect=effect,
+        margin=margin,
+        floor_M=floor_M,
+        se_MB=se_MB,
+        se_late_M=se_late_M,
+        z_MB=_z(effect.e_MB, se_MB, floor_M[:, None], margin.c),
+        z_late_M=_z(effect.late_M, se_late_M, floor_M, margin.c),
+        peak_M=peak_M,
+        direction=directions(
+            effect.late_M,
+            se_late_M,
+            peak_M,
+            np.maximum(settings.equivalence * scale.late_M, floor_M),
+            margin.c,
+            t_quantile(settings.equivalence_alpha, scale.dof),
+        ),
+    )
+
+
+def _z(e: Array, se: Array, floor: Array, c: float) -> Array:
+    """Return e over the larger of its standard error and floor / c."""
+    unit = np.fmax(se, np.broadcast_to(floor, se.shape) / c)
+    return np.asarray(np.divide(e, unit, out=np.full(e.shape, np.nan), where=unit > 0))

@@ -1,0 +1,167 @@
+"""One experiment as seen by the scoring: faulty runs against healthy ones, read, shaped and made a signature.
+
+Legend of shape suffixes: ``_M`` metrics, ``_B`` blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from diagnose.curves import Array, Curves
+from diagnose.result import AnomalyType, Direction, MetricResult
+from diagnose.score.align import Clock, Frame, nanmean, panel
+from diagnose.score.direction import Reading, read
+from diagnose.score.distance import Signature, signature
+from diagnose.score.effect import effect
+from diagnose.score.noise import Margin
+from diagnose.score.shape import anomaly_type, collapsed, onset_block, onset_interval, spikes, trend
+from diagnose.score.system import System
+from taxonomy.registry import FaultCard
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """What one experiment showed.
+
+    Attributes:
+        clock: Its clock.
+        reading: Effects with their noise and directions.
+        types: Anomaly type by metric.
+        onsets: Onset interval in steps by metric.
+        unit_MB: Noise units of the signature, in transformed units.
+        signature: The effect in noise units.
+    """
+
+    clock: Clock
+    reading: Reading
+    types: tuple[AnomalyType, ...]
+    onsets: tuple[tuple[int, int] | None, ...]
+    unit_MB: Array
+    signature: Signature
+
+    @property
+    def late(self) -> tuple[Array, Array]:
+        """Late-half effects and their standard errors in the signature's noise units, (late_M, se_M)."""
+        half = self.unit_MB.shape[1] // 2
+        unit_M = nanmean(self.unit_MB[:, half:])
+        return self.reading.effect.late_M / unit_M, self.reading.se_late_M / unit_M
+
+
+def look(
+    runs: Sequence[Curves],
+    home: System,
+    margin: Margin,
+    floor_M: Array,
+    unit_MB: Array,
+    healthy_M: Array,
+    frame: Frame,
+) -> Experiment:
+    """Look at one experiment.
+
+    Args:
+        runs: Faulty runs.
+        home: The system they ran on.
+        margin: The margin in force.
+        floor_M: Absolute floors.
+        unit_MB: Noise units of the signature.
+        healthy_M: `shape.largest_excursion` of the system's healthy runs.
+        frame: The comparison's frame.
+    """
+    settings = frame.settings
+    effects = effect(panel(runs, home.clock, frame), home.reference, settings, borrowed=home.borrowed)
+    reading = read(effects, home.scale, margin, floor_M, settings)
+    spiky = spikes(runs, home.clock, frame, healthy_M)
+    types, onsets = [], []
+    for m, name in enumerate(frame.metrics):
+        z_B = reading.z_MB[m]
+        moved = bool(abs(reading.peak_M[m]) > margin.c)
+        bad = np.flatnonzero(effects.event_MB[m] > 0)
+        types.append(
+            anomaly_type(
+                effects.e_MB[m],
+                z_B,
+                margin.c,
+                moved=moved,
+                event=bool(len(bad)),
+                spike=bool(spiky[m]),
+                collapsed=moved and collapsed(runs, home.runs, name, home.clock, home.runs_clock, settings),
+                settings=settings,
+            )
+        )
+        onsets.append(onset_interval(int(bad[0]) if len(bad) else onset_block(z_B, margin.c), home.clock))
+    unit_MB = np.sqrt(unit_MB**2 + np.nan_to_num(effects.doubt_MB) ** 2)
+    return Experiment(home.clock, reading, tuple(types), tuple(onsets), unit_MB, signature(reading, unit_MB))
+
+
+def by_level(seen: Experiment, runs: Sequence[Curves], frame: Frame) -> Experiment:
+    """Replace directions by what absolute levels alone can say: "up" beyond a level rule, else undetermined."""
+    answer = []
+    for name in frame.metrics:
+        limit = frame.settings.level_rules.get(name)
+        points = [run.values[name] for run in runs if name in run.values]
+        values = np.concatenate(points) if points else np.empty(0)
+        values = np.abs(values[np.isfinite(values)])
+        beyond = limit is not None and len(values) > 0 and float(np.median(values)) > limit
+        answer.append(Direction.UP if beyond else Direction.UNDETERMINED)
+    return replace(seen, reading=replace(seen.reading, direction=tuple(answer)))
+
+
+def contradictions(original: Experiment, proxy: Experiment, frame: Frame) -> dict[str, str]:
+    """Return the metrics on which the two can't be the same fault at another amplitude, each with how.
+
+    A fault may act up to `amplitude` times stronger in one system than in the other. So a metric contradicts when
+    the late effect of one side, less `doubt_se` standard errors and divided by `amplitude`, still exceeds what the
+    other side shows plus `doubt_se` standard errors; or when a non-finite value is on one side only. A late
+    effect that turned non-finite is not compared otherwise.
+    """
+    settings = frame.settings
+    late_O, se_O = original.late
+    late_P, se_P = proxy.late
+    found = {}
+    for m, name in enumerate(frame.metrics):
+        bad_O, bad_P = (item.types[m] is AnomalyType.NONFINITE for item in (original, proxy))
+        if bad_O != bad_P:
+            found[name] = f"non-finite in the {'original' if bad_O else 'replay'} only"
+            continue
+        for strong, se_s, weak, se_w in (
+            (late_O[m], se_O[m], late_P[m], se_P[m]),
+            (late_P[m], se_P[m], late_O[m], se_O[m]),
+        ):
+            least = (abs(strong) - settings.doubt_se * se_s) / settings.amplitude
+            if least > 0 and np.sign(strong) * weak + settings.doubt_se * se_w < least:
+                found[name] = f"{late_O[m]:+.1f} noise units in the original, {late_P[m]:+.1f} in the replay"
+    return found
+
+
+def results(
+    original: Experiment, proxy: Experiment, card: FaultCard | None, metrics: tuple[str, ...]
+) -> dict[str, MetricResult]:
+    """Return the comparison metric by metric."""
+    weight = {item.metric: item.weight for item in card.signature} if card is not None else {}
+    table = {}
+    for m, name in enumerate(metrics):
+        o, p = original.reading, proxy.reading
+        involved = (o.direction[m], p.direction[m], original.types[m], proxy.types[m])
+        moved = not {Direction.UP, Direction.DOWN, AnomalyType.NONFINITE}.isdisjoint(involved)
+        table[name] = MetricResult(
+            original=o.direction[m],
+            proxy=p.direction[m],
+            type_original=original.types[m],
+            type_proxy=proxy.types[m],
+            trend=trend(o.effect.e_MB[m], p.effect.e_MB[m]) if moved else None,
+            onset_original=original.onsets[m],
+            onset_proxy=proxy.onsets[m],
+            effect_original=float(o.effect.late_M[m]),
+            effect_proxy=float(p.effect.late_M[m]),
+            margin_original=float(o.limit_late_M[m]),
+            margin_proxy=float(p.limit_late_M[m]),
+            z_original=float(o.z_late_M[m]),
+            z_proxy=float(p.z_late_M[m]),
+            weight=weight.get(name, 1),
+            blocks_original=tuple(float(x) for x in o.effect.e_MB[m]),
+            blocks_proxy=tuple(float(x) for x in p.effect.e_MB[m]),
+        )
+    return table

@@ -1,0 +1,313 @@
+"""Noise: how much healthy runs differ, and the margin that an effect must leave to count as a movement.
+
+Legend of shape suffixes: ``_K`` healthy runs, ``_M`` metrics, ``_B`` blocks.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+import numpy as np
+
+from diagnose.curves import Array, Curves
+from diagnose.score.align import Frame, Panel, nanmean, nanmedian, stacks
+from diagnose.score.effect import late, median_variance
+from diagnose.score.settings import Settings
+
+
+class Source(StrEnum):
+    """Where a noise scale comes from, best first."""
+
+    CALIBRATED = "calibrated"
+    """Healthy seeds of this very system, enough to read margins off them."""
+    OWN_SEEDS = "own seeds"
+    """Some healthy seeds of this system: a standard deviation, and a t quantile."""
+    STAND_IN = "stand-in"
+    """The other system's seeds, inflated and adapted to this system's step-to-step noise."""
+    WITHIN_RUN = "within run"
+    """Differences of neighbouring blocks inside single runs, inflated."""
+
+
+@dataclass(frozen=True)
+class Scale:
+    """Standard deviations between two healthy seeds of one system, in transformed units.
+
+    Attributes:
+        source: Where they come from.
+        seeds: Healthy seeds behind them.
+        dof: Degrees of freedom.
+        sigma_MB: Standard deviation of block medians.
+        late_M: Standard deviation of the median over the late half.
+        bank_KMB: Residual curves of the seeds in units of sigma_MB, for the bootstrap; may be empty.
+        maxima_K: Leave-one-seed-out maxima, see `leave_one_out`; empty where there are too few seeds.
+    """
+
+    source: Source
+    seeds: int
+    dof: float
+    sigma_MB: Array
+    late_M: Array
+    bank_KMB: Array
+    maxima_K: Array
+
+
+@dataclass(frozen=True)
+class Margin:
+    """How many noise units an effect must exceed.
+
+    Attributes:
+        c: To give a metric a direction.
+        fault: To call a log faulty; not below c.
+        soft: A margin that healthy logs often exceed, not above `fault`: between the two, weak evidence decides
+            nothing.
+        smallest_p: Smallest honest p: 1 / (K + 1), 1 where no seeds allow a p at all.
+        weak: Whether the margin rests on less than calibrated seeds of the system itself.
+    """
+
+    c: float
+    fault: float
+    soft: float
+    smallest_p: float
+    weak: bool
+
+
+def _moments(x_KMB: Array, settings: Settings) -> tuple[Array, Array]:
+    """Return (sigma_MB, late_M) over healthy seeds; the variance of a block is pooled with its metric's mean."""
+    residual_KMB = x_KMB - nanmean(x_KMB, 0)
+    k_MB = np.isfinite(x_KMB).sum(0)
+    variance_MB = np.where(k_MB > 1, nanmean(residual_KMB**2, 0) * k_MB / np.maximum(k_MB - 1, 1), np.nan)
+    mean_M1 = nanmean(variance_MB)[:, None]
+    share = settings.block_pooling
+    pooled_MB = np.where(np.isfinite(variance_MB), share * mean_M1 + (1 - share) * variance_MB, mean_M1)
+    late_KM = late(residual_KMB)
+    late_KM = late_KM - nanmean(late_KM, 0)
+    k_M = np.isfinite(late_KM).sum(0)
+    late_M = np.where(k_M > 1, nanmean(late_KM**2, 0) * k_M / np.maximum(k_M - 1, 1), mean_M1[:, 0])
+    return np.sqrt(pooled_MB), np.sqrt(late_M)
+
+
+def seed_scale(healthy: Panel, settings: Settings) -> Scale:
+    """Return the scale of a system from its own healthy seeds (at least two)."""
+    x_KMB = healthy.x_RMB
+    sigma_MB, late_M = _moments(x_KMB, settings)
+    seeds = x_KMB.shape[0]
+    calibrated = seeds >= settings.calibrated_seeds
+    unit_MB = np.where(sigma_MB > 0, sigma_MB, np.inf)
+    spread = np.sqrt(seeds / max(seeds - 1, 1))
+    bank_KMB = np.nan_to_num((x_KMB - nanmean(x_KMB, 0)) * spread / unit_MB)
+    return Scale(
+        source=Source.CALIBRATED if calibrated else Source.OWN_SEEDS,
+        seeds=seeds,
+        dof=seeds - 1,
+        sigma_MB=sigma_MB,
+        late_M=late_M,
+        bank_KMB=bank_KMB,
+        maxima_K=np.empty(0),
+    )
+
+
+def within_run_scale(healthy: Panel, settings: Settings) -> Scale:
+    """Return a scale from the differences of neighbouring blocks inside each run, trend removed, inflated.
+
+    Var(x_b − x_{b+1}) = 2σ² for independent blocks; what seeds differ by beyond that cannot be seen from inside a
+    run, hence `residual_inflation`.
+    """
+    step_RMB = np.diff(healthy.x_RMB, axis=-1)
+    step_RMB = step_RMB - nanmean(step_RMB)[..., None]
+    count_M = np.isfinite(step_RMB).sum((0, 2))
+    dof_M = count_M - np.isfinite(step_RMB).any(2).sum(0)
+    square_M = np.where(np.isfinite(step_RMB), step_RMB**2, 0.0).sum((0, 2))
+    variance_M = np.divide(square_M, 2 * dof_M, out=np.full(len(count_M), np.nan), where=dof_M > 0)
+    sigma_M = settings.residual_inflation * np.sqrt(variance_M)
+    shape = healthy.x_RMB.shape[1:]
+    return Scale(
+        source=Source.WITHIN_RUN,
+        seeds=healthy.x_RMB.shape[0],
+        dof=float(max(np.median(dof_M) if len(dof_M) else 0, 1)),
+        sigma_MB=np.broadcast_to(sigma_M[:, None], shape).copy(),
+        late_M=sigma_M,
+        bank_KMB=np.empty((0, *shape)),
+        maxima_K=np.empty(0),
+    )
+
+
+def wiggle(runs: Sequence[Curves], frame: Frame, before: float = np.inf) -> Array:
+    """Return the step-to-step noise of each metric: median |x_t − x_{t−1}| / (0.6745·√2), median over runs.
+
+    Args:
+        runs: Runs of one system.
+        frame: The comparison's frame.
+        before: Only steps below this one are used (what comes after is the fault's).
+    """
+    found_RM = np.full((len(runs), len(frame.metrics)), np.nan)
+    for indices, steps_N, values_RMN in stacks(runs, frame):
+        values_RMN = values_RMN[:, :, steps_N < before]
+        for m in range(len(frame.metrics)):
+            logged_RN = values_RMN[:, m, np.isfinite(values_RMN[:, m]).any(0)]
+            if logged_RN.shape[1] > 3:
+                steps = nanmedian(np.abs(np.diff(logged_RN)))
+                found_RM[indices, m] = steps / (0.6745 * math.sqrt(2))
+    return nanmedian(found_RM, 0)
+
+
+def stand_in_scale(
+    lent: Scale, own: Panel, own_wiggle_M: Array, lent_wiggle_M: Array, settings: Settings
+) -> Scale:
+    """Return the other system's scale, adapted to this one's step-to-step noise, and inflated.
+
+    σ = stand_in_inflation · σ_lent · max(wiggle / wiggle_lent, wiggle_floor). Where the lender's metric is constant,
+    no ratio exists, and σ comes from the differences of the system's own neighbouring blocks.
+    """
+    ratio_known = (lent_wiggle_M > 0) & np.isfinite(own_wiggle_M)
+    ratio_M = np.where(ratio_known, own_wiggle_M, 1.0) / np.where(ratio_known, lent_wiggle_M, 1.0)
+    ratio_M = np.maximum(ratio_M, settings.wiggle_floor)
+    blocks_M = np.nan_to_num(within_run_scale(own, replace(settings, residual_inflation=1.0)).late_M)
+    blocks_M = np.where(ratio_known, 0.0, blocks_M)
+    factor = settings.stand_in_inflation
+    return replace(
+        lent,
+        source=Source.STAND_IN,
+        sigma_MB=factor * np.fmax(lent.sigma_MB * ratio_M[:, None], blocks_M[:, None]),
+        late_M=factor * np.fmax(lent.late_M * ratio_M, blocks_M),
+    )
+
+
+def blended(own: Scale, lent: Scale, settings: Settings) -> Scale:
+    """Steady a scale from few own seeds by a stand-in: s² = (d·s_own² + d₀·s_lent²) / (d + d₀).
+
+    The moderated variance of Smyth (2004), with d₀ = `lender_dof` stated rather than fitted.
+    """
+    d, d0 = own.dof, settings.lender_dof
+
+    def mix(a: Array, b: Array) -> Array:
+        return np.where(np.isfinite(b), np.sqrt((d * a**2 + d0 * np.nan_to_num(b) ** 2) / (d + d0)), a)
+
+    return replace(
+        own, dof=d + d0, sigma_MB=mix(own.sigma_MB, lent.sigma_MB), late_M=mix(own.late_M, lent.late_M)
+    )
+
+
+def widened(scale: Scale, own: Panel) -> Scale:
+    """Widen a scale that is not the system's own where its own few seeds differ more, over all metrics at once.
+
+    One factor: the root of the median over metrics of s²(own late medians) / σ², over what that median would be
+    for a true scale (the median of χ²_d / d, by Wilson and Hilferty); never below 1.
+    """
+    seeds = own.x_RMB.shape[0]
+    if seeds < 2:
+        return scale
+    dof = seeds - 1
+    own_KM = late(own.x_RMB - nanmean(own.x_RMB, 0))
+    own_M = np.nansum((own_KM - nanmean(own_KM, 0)) ** 2, 0) / dof
+    usable = np.isfinite(own_M) & (scale.late_M > 0) & (own_M > 0)
+    if not usable.any():
+        return scale
+    expected = (1 - 2 / (9 * dof)) ** 3
+    factor = max(1.0, math.sqrt(float(np.median(own_M[usable] / scale.late_M[usable] ** 2)) / expected))
+    return replace(scale, sigma_MB=scale.sigma_MB * factor, late_M=scale.late_M * factor)
+
+
+def peak(e_MB: Array, late_M: Array, se_MB: Array, se_late_M: Array, floor_M: Array) -> Array:
+    """Return by metric the largest z that counts: of the late half, or of two neighbouring blocks together.
+
+    A pair counts with its smaller |z| and only when both blocks lie on one side; nothing below the absolute
+    floor counts. Zero noise with an effect above the floor gives an infinite z.
+
+    Args:
+        e_MB: Effects.
+        late_M: Late-half effects.
+        se_MB: Standard errors.
+        se_late_M: Standard errors of the late half.
+        floor_M: Absolute floors.
+
+    Returns:
+        peak_M, signed; 0 where nothing counts or nothing is known.
+    """
+    z_MB = above_floor(e_MB, se_MB, floor_M[:, None])
+    pair_MB = np.where(
+        z_MB[:, 1:] * z_MB[:, :-1] > 0, np.minimum(np.abs(z_MB[:, 1:]), np.abs(z_MB[:, :-1])), 0.0
+    ) * np.sign(z_MB[:, 1:])
+    all_MB = np.concatenate([above_floor(late_M, se_late_M, floor_M)[:, None], pair_MB], 1)
+    best_M1 = np.abs(all_MB).argmax(1)[:, None]
+    return np.take_along_axis(all_MB, best_M1, 1)[:, 0]
+
+
+def above_floor(e: Array, se: Array, floor: Array) -> Array:
+    """Return e / se where |e| exceeds the floor, else 0 (also where e or se is unknown)."""
+    counts = (np.abs(e) > floor) & np.isfinite(se)
+    z = np.divide(e, se, out=np.copysign(np.inf, e), where=se > 0)
+    return np.where(counts, z, 0.0)
+
+
+def leave_one_out(healthy: Panel, floor_M: Array, settings: Settings) -> Array:
+    """Return, for each healthy seed measured against the others, its maximum |z| over all metrics.
+
+    Every seed plays a faulty run once; scale and reference come from the others. These K numbers are what the
+    one number of an incident is compared with, so that the error is that of all metrics together.
+    """
+    x_KMB = healthy.x_RMB
+    seeds = x_KMB.shape[0]
+    maxima_K = np.zeros(seeds)
+    root = math.sqrt(1.0 + float(median_variance(np.asarray(seeds - 1))))
+    for k in range(seeds):
+        others_KMB = np.delete(x_KMB, k, 0)
+        sigma_MB, sigma_late_M = _moments(others_KMB, settings)
+        e_MB = x_KMB[k] - nanmedian(others_KMB, 0)
+        peak_M = peak(e_MB, late(e_MB), sigma_MB * root, sigma_late_M * root, floor_M)
+        maxima_K[k] = np.abs(peak_M).max(initial=0.0)
+    return maxima_K
+
+
+def t_quantile(upper: float, dof: float) -> float:
+    """Return the t value with the given upper-tail probability."""
+    from scipy.special import stdtrit  # narrow and late: `diagnose --help` must not pay for it
+
+    return -float(stdtrit(dof, upper))
+
+
+def maximum_quantile(maxima_K: Array, alpha: float) -> float:
+    """Return what the next maximum exceeds with probability `alpha`.
+
+    The conformal order statistic ⌈(K + 1)(1 − α)⌉ where K allows it; else the larger of the largest maximum and
+    of the quantile of a Gumbel law with the maxima's mean and standard deviation.
+    """
+    ordered_K = np.sort(maxima_K)
+    rank = math.ceil((len(ordered_K) + 1) * (1 - alpha))
+    if rank <= len(ordered_K):
+        return float(ordered_K[rank - 1])
+    unit = float(ordered_K.std(ddof=1)) * math.sqrt(6) / math.pi
+    reduced = -math.log(-math.log(1 - alpha)) - float(np.euler_gamma)
+    return max(float(ordered_K[-1]), float(ordered_K.mean()) + unit * reduced)
+
+
+def margin(scale: Scale, metrics: int, settings: Settings) -> Margin:
+    """Return the margins of a scale.
+
+    With calibrated seeds they are quantiles of the leave-one-seed-out maxima; with fewer, t quantiles, Bonferroni
+    over `tests_a_metric` tests a metric.
+
+    Args:
+        scale: The noise scale.
+        metrics: Metrics in the log.
+        settings: Thresholds.
+    """
+    maxima_K = scale.maxima_K[np.isfinite(scale.maxima_K)]
+    seeds = len(maxima_K)
+
+    def exceeded(alpha: float) -> float:
+        if seeds >= settings.calibrated_seeds:
+            return maximum_quantile(maxima_K, alpha)
+        return t_quantile(min(alpha / (settings.tests_a_metric * max(metrics, 1)), 0.25), scale.dof)
+
+    c = max(exceeded(settings.alpha_direction), settings.min_margin)
+    fault = max(exceeded(settings.alpha), c)
+    return Margin(
+        c=c,
+        fault=fault,
+        soft=min(exceeded(settings.alpha_soft), fault),
+        smallest_p=1 / (seeds + 1),
+        weak=scale.source is not Source.CALIBRATED,
+    )

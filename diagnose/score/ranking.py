@@ -1,0 +1,231 @@
+"""From distances to ranked candidates: one per fault, each with its rivals, its verdict and its reasons."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from diagnose.result import Candidate, MetricResult, Verdict
+from diagnose.score.align import Frame
+from diagnose.score.distance import Space, distance
+from diagnose.score.experiment import Experiment, contradictions, results
+from diagnose.score.plan import Replay
+from diagnose.score.specificity import Gaps, bootstrap, splitting_metric
+from diagnose.score.system import System
+from diagnose.score.verdict import Evidence, agreement, candidate_verdict, coverage
+from taxonomy.metrics import METRIC_BY_NAME
+from taxonomy.registry import FaultCard, Library
+
+
+@dataclass(frozen=True)
+class Case:
+    """What the candidates of one incident share.
+
+    Attributes:
+        frame: The comparison's frame.
+        original: The incident.
+        home: The original's system.
+        proxy: The proxy's system.
+        where: Coordinates and weights of the distance.
+        size: ‖q_O‖.
+        moved: Whether the original moved at all.
+        blocked: Why no verdict is possible, "" where one is.
+        evidence: Evidence class.
+        available: Metrics that both systems have.
+        library: Fault cards.
+        stand_in: Whether the proxy is a stand-in.
+    """
+
+    frame: Frame
+    original: Experiment
+    home: System
+    proxy: System
+    where: Space
+    size: float
+    moved: bool
+    blocked: str
+    evidence: str
+    available: tuple[str, ...]
+    library: Library
+    stand_in: bool
+
+    def explained(self, d: float) -> float:
+        """Return 1 − d² / ‖q_O‖², the share of the incident that a candidate at distance d explains."""
+        return 1 - (d / self.size) ** 2 if self.size > 0 else 0.0
+
+
+def rank(
+    replays: Sequence[Replay], seen: Mapping[int, Experiment], case: Case
+) -> tuple[tuple[Candidate, ...], dict[str, float]]:
+    """Rank the candidates.
+
+    Args:
+        replays: Replays in an order that does not depend on the caller's.
+        seen: What each scorable replay showed, by index.
+        case: What they share.
+
+    Returns:
+        The ranking, unscorable candidates last, and the explained share by fault.
+    """
+    settings = case.frame.settings
+    far = {
+        i: distance(case.original.signature, item.signature, case.where, settings) for i, item in seen.items()
+    }
+    best: dict[str, int] = {}
+    for i in far:
+        fault = replays[i].fault
+        if fault not in best or far[i] < far[best[fault]]:
+            best[fault] = i
+    order = sorted(best.values())
+    gaps = bootstrap(
+        case.original.signature,
+        [seen[i].signature for i in order],
+        case.where,
+        case.home.scale.bank_KMB,
+        case.proxy.scale.bank_KMB,
+        case.size,
+        settings,
+    )
+    scored = [_candidate(c, order, replays, seen, gaps, case) for c in range(len(order))]
+    failed = [
+        _failed(replay, case.library)
+        for replay in {item.fault: item for item in replays if item.fault not in best}.values()
+    ]
+    scored.sort(key=lambda item: (item.distance, item.fault))
+    explained = {item.fault: case.explained(item.distance) for item in scored}
+    return (*scored, *failed), explained
+
+
+def _candidate(
+    c: int,
+    order: Sequence[int],
+    replays: Sequence[Replay],
+    seen: Mapping[int, Experiment],
+    gaps: Gaps,
+    case: Case,
+) -> Candidate:
+    """Build the candidate at place `c` of `order`."""
+    settings, metrics = case.frame.settings, case.frame.metrics
+    replay, experiment = replays[order[c]], seen[order[c]]
+    card = case.library.cards.get(replay.fault)
+    table = results(case.original, experiment, card, metrics)
+    others = [k for k in range(len(order)) if k != c]
+    d = float(gaps.d_C[c])
+    # What explains nothing has no rivals worth naming: all such candidates look alike.
+    able = case.explained(d) >= settings.explained / 2
+    alike = sorted((k for k in others if able and gaps.alike(c, k)), key=lambda k: float(gaps.d_C[k]))
+    rivals = tuple(replays[order[k]].fault for k in alike)
+    nearest = gaps.nearest_rival(c)
+    gap = gaps.gap(c, nearest) if nearest is not None else None
+    first = min(range(len(order)), key=lambda k: (gaps.d_C[k], k)) == c
+    covered = coverage(card, case.available)
+    reasons: tuple[str, ...]
+    if case.blocked:
+        verdict, reasons = Verdict.INCONCLUSIVE, (case.blocked,)
+    elif not case.moved:
+        verdict, reasons = (
+            Verdict.NO_FAULT,
+            ("The original shows nothing that a fault would have to explain.",),
+        )
+    else:
+        evidence = Evidence(
+            results=table,
+            against=contradictions(case.original, experiment, case.frame),
+            primary=card.primary if card is not None else (),
+            explained=case.explained(d),
+            coverage=covered,
+            rivals=rivals,
+            untried=tuple(
+                item.fault
+                for item in (card.rivals if card is not None else ())
+                if item.fault not in {replays[k].fault for k in order}
+            ),
+            gap=gap,
+            nearest=first,
+            stand_in=case.stand_in,
+        )
+        verdict, reasons = candidate_verdict(evidence, settings)
+    strengths = sorted({item.severity for item in replays if item.fault == replay.fault})
+    if len(strengths) > 1:
+        reasons = (*reasons, f"The nearest of {len(strengths)} strengths is {replay.severity:g}.")
+    split, advice = "", ""
+    if alike:
+        split, advice = _split(card, replays[order[alike[0]]].fault, experiment, seen[order[alike[0]]], case)
+    return Candidate(
+        fault=replay.fault,
+        title=card.title if card is not None else replay.fault,
+        category=card.category if card is not None else "",
+        verdict=verdict,
+        evidence=case.evidence,
+        distance=d,
+        agreement=agreement(table),
+        coverage=covered,
+        specificity=gap,
+        severity=replay.severity,
+        rivals=rivals,
+        split_by=split,
+        witness=dict(replay.witness),
+        witness_ok=replay.witness_ok,
+        fix=card.fix if card is not None else "",
+        reasons=(*reasons, advice) if advice else reasons,
+        metrics=table,
+    )
+
+
+def _split(card: FaultCard | None, rival: str, a: Experiment, b: Experiment, case: Case) -> tuple[str, str]:
+    """Return (metric, sentence) on what would split two candidates, ("", "") where nothing is known to."""
+    found = splitting_metric(a.signature, b.signature, case.frame.metrics, case.frame.settings.min_margin)
+    if found is not None:
+        name, apart = found
+        title = METRIC_BY_NAME[name].title
+        much = "a non-finite value" if np.isinf(apart) else f"{apart:.0f} noise units"
+        if name in case.available:
+            return (
+                name,
+                f"{title} would split it from {rival} ({much} apart in the proxy): replay at other strengths.",
+            )
+        return (
+            name,
+            f"{title} would split it from {rival} ({much} apart in the proxy): log it in the original.",
+        )
+    for item in card.rivals if card is not None else ():
+        if item.fault == rival:
+            return item.metric, f"Its card names what splits it from {rival}: {item.why}"
+    return "", ""
+
+
+def _failed(replay: Replay, library: Library) -> Candidate:
+    """Build a candidate that could not be scored."""
+    card = library.cards.get(replay.fault)
+    injected = bool(replay.failure) or not any(len(run.steps_N) for run in replay.runs)
+    nothing: dict[str, MetricResult] = {}
+    return Candidate(
+        fault=replay.fault,
+        title=card.title if card is not None else replay.fault,
+        category=card.category if card is not None else "",
+        verdict=Verdict.INCONCLUSIVE if injected else Verdict.INJECTION_FAILED,
+        evidence="weak",
+        distance=float("nan"),
+        agreement=0.0,
+        coverage=0.0,
+        specificity=None,
+        severity=replay.severity,
+        rivals=(),
+        split_by="",
+        witness=dict(replay.witness),
+        witness_ok=replay.witness_ok,
+        fix=card.fix if card is not None else "",
+        reasons=(
+            f"It could not be replayed: {replay.failure or 'there is no run'}."
+            if injected
+            else "The witness does not show that the fault took place in the replay.",
+        ),
+        metrics=nothing,
+    )
+
+
+def unscored(replays: Sequence[Replay], library: Library) -> tuple[Candidate, ...]:
+    """Return candidates of an incident on which nothing can be computed."""
+    return tuple(_failed(replay, library) for replay in {item.fault: item for item in replays}.values())

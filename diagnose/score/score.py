@@ -1,0 +1,274 @@
+"""Score an incident: curves in, verdict and ranking out. Pure; nothing is read, written or printed.
+
+The way of the data: `plan` lays the clocks → `align` cuts blocks → `effect` measures against healthy runs → `noise`
+says how much is chance → `direction` and `shape` describe each metric → `distance` ranks → `specificity` doubts the
+ranking → `verdict` answers.
+
+Legend of shape suffixes: ``_M`` metrics, ``_B`` blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from diagnose.curves import Curves
+from diagnose.result import AnomalyType, Score, Verdict
+from diagnose.score.align import (
+    Clock,
+    Contrast,
+    Frame,
+    first_update,
+    frame,
+    last_step,
+    panel,
+    ranking_metrics,
+    resolutions,
+)
+from diagnose.score.calibration import Calibration
+from diagnose.score.distance import size, space, units
+from diagnose.score.error_rates import error_rates
+from diagnose.score.experiment import by_level, look
+from diagnose.score.gate import Gate, healthy_gate
+from diagnose.score.noise import Margin, Source
+from diagnose.score.onset import Onset, find_onset
+from diagnose.score.plan import Plan, Replay, plan
+from diagnose.score.ranking import Case, rank, unscored
+from diagnose.score.settings import DEFAULT, Settings
+from diagnose.score.shape import largest_excursion
+from diagnose.score.system import Healthy, borrowing_system, floors, system
+from diagnose.score.verdict import MOVED, incident_verdict, symptoms, titles
+from taxonomy.registry import Library
+
+__all__ = ["Replay", "score"]
+
+
+def score(
+    original_faulty: Sequence[Curves],
+    original_healthy: Sequence[Curves],
+    proxy_healthy: Sequence[Curves],
+    replays: Sequence[Replay],
+    library: Library,
+    *,
+    calibration: Calibration | None = None,
+    from_step: int | None = None,
+    stand_in: bool = False,
+    settings: Settings = DEFAULT,
+) -> Score:
+    """Score an incident against replays of candidate faults.
+
+    Args:
+        original_faulty: Logs of the incident, one a seed.
+        original_healthy: Healthy logs of the original; empty where there is no twin. Seeds need not be paired.
+        proxy_healthy: Healthy runs of the proxy; may be empty with a calibration.
+        replays: Candidate faults as replayed. Of several strengths of one fault the nearest is ranked.
+        library: Fault cards; their weights shape verdicts, never the ranking.
+        calibration: Healthy seeds on file, already checked against model and recipe.
+        from_step: Step at which the fault became active in the original; None where it isn't known.
+        stand_in: Whether the proxy was not built from the failing model's checkpoint.
+        settings: Thresholds.
+
+    Returns:
+        The verdict with its reasons and the ranking, best first; candidates that could not be scored come last.
+    """
+    logs = [run for run in original_faulty if len(run.steps_N)]
+    own = Healthy.of(original_healthy, calibration.original if calibration else None, settings)
+    other = Healthy.of(proxy_healthy, calibration.proxy if calibration else None, settings)
+    logged = ranking_metrics(logs)
+    if not other.runs or not logged:
+        missing = "The incident's log has no metric that could be compared."
+        missing = missing if other.runs else "There is no healthy proxy run to measure replays against."
+        return Score(Verdict.INCONCLUSIVE, (missing,), unscored(replays, library))
+    replays = sorted(replays, key=lambda replay: (replay.fault, replay.severity))
+    groups = (logs, own.runs, other.runs, *(replay.runs for replay in replays))
+    digits = resolutions(*groups)
+    onset = find_onset(logs, own, other, settings)
+    laid = plan(logs, own.runs, other.runs, replays, onset, from_step, settings)
+    cut = frame(ranking_metrics(*groups), laid.contrast, digits, settings)
+
+    # Two passes, because the floors of shared metrics need the noise of both systems, and the margins the floors.
+    proxies = {step: system(other, clock, cut) for step, clock in laid.proxy.items()}
+    lender = proxies[min(proxies)]
+    past_only = laid.contrast is Contrast.PAST
+    home = borrowing_system(own, laid.original, cut, lender, other.seeds, logs, past_only=past_only)
+    floor_M = floors(cut, [home.scale, *(item.scale for item in proxies.values())], digits)
+    proxies = {step: item.with_maxima(floor_M, settings) for step, item in proxies.items()}
+    lender = proxies[min(proxies)]
+    if home.scale.source is Source.STAND_IN:
+        home = replace(home, scale=replace(home.scale, maxima_K=lender.scale.maxima_K))
+    else:
+        home = home.with_maxima(floor_M, settings)
+    unit_O = units(home.scale, floor_M, settings)
+    unit_P = {step: units(item.scale, floor_M, settings) for step, item in proxies.items()}
+    shared = np.maximum.reduce([unit_O, *unit_P.values()])
+    unit_O = np.where(cut.absolute_M[:, None], shared, unit_O)
+    unit_P = {step: np.where(cut.absolute_M[:, None], shared, unit) for step, unit in unit_P.items()}
+
+    margin_O = home.margin(len(logged), settings)
+    jumps_P = {step: largest_excursion(item.runs, item.runs_clock, cut) for step, item in proxies.items()}
+    jumps_O = largest_excursion(home.runs, home.runs_clock, cut)
+    original = look(logs, home, margin_O, floor_M, unit_O, jumps_O, cut)
+    if laid.contrast is Contrast.START:
+        original = by_level(original, logs, cut)
+    seen = {
+        i: look(
+            replay.runs,
+            proxies[replay.from_step],
+            proxies[replay.from_step].margin(len(logged), settings),
+            floor_M,
+            unit_P[replay.from_step],
+            jumps_P[replay.from_step],
+            cut,
+        )
+        for i, replay in enumerate(replays)
+        if replay.scorable
+    }
+    gate = _gate(own, other, cut)
+    proxy_has_M = np.asarray(np.isfinite(lender.reference.x_RMB).any((0, 2)))
+    where = space(original.signature, proxy_has_M, cut.metrics, settings)
+    margin_P = lender.margin(len(logged), settings)
+    case = Case(
+        frame=cut,
+        original=original,
+        home=home,
+        proxy=lender,
+        where=where,
+        size=size(original.signature, where, settings),
+        moved=original.reading.largest > margin_O.fault or bool((original.reading.effect.event_MB > 0).any()),
+        blocked=_blocked(laid) or ("" if gate.passed else gate.text),
+        evidence=_evidence(laid, (margin_O, margin_P), stand_in),
+        available=tuple(
+            name for name, has in zip(cut.metrics, proxy_has_M, strict=True) if has and name in logged
+        ),
+        library=library,
+        stand_in=stand_in,
+    )
+    ranking, explained = rank(replays, seen, case)
+    reading = original.reading
+    verdict, reasons = _conclude(case, laid, margin_O, onset)
+    if verdict is None:
+        verdict, reasons = incident_verdict(ranking, explained, settings)
+    rates = error_rates(home.scale.source, home.scale.seeds)
+    return Score(
+        verdict=verdict,
+        reasons=(*reasons, *_account(case, laid, margin_O, onset)),
+        ranking=ranking,
+        symptoms=symptoms(cut.metrics, reading.direction),
+        healthy_gate=gate.text,
+        error_rates={"smallest p": margin_O.smallest_p, **rates},
+    )
+
+
+def _gate(own: Healthy, other: Healthy, cut: Frame) -> Gate:
+    """Compare the healthy runs of both systems from their first updates on."""
+    whole = replace(cut, contrast=Contrast.TWIN)
+    first_P, first_O = first_update(other.runs), first_update(own.runs) if own.runs else 0
+    horizon = last_step(other.runs) - first_P + 1
+    if own.runs:
+        horizon = min(horizon, last_step(own.runs) - first_O + 1)
+    blocks = cut.settings.max_blocks
+    clock_P = Clock(first_P, max(horizon, 1), blocks)
+    proxy = system(other, clock_P, whole)
+    original = None
+    if own.runs:
+        clock_O = Clock(first_O, max(horizon, 1), blocks)
+        home = borrowing_system(own, clock_O, whole, proxy, other.seeds, (), past_only=False)
+        original = (panel(own.runs, clock_O, whole), home.scale)
+    return healthy_gate(cut.metrics, original, (proxy.reference, proxy.scale), cut.settings)
+
+
+def _blocked(laid: Plan) -> str:
+    """Return why the plan allows no verdict, "" where it does."""
+    return "" if laid.enough and laid.contrast is not Contrast.START else laid.limits[-1]
+
+
+def _evidence(laid: Plan, margins: tuple[Margin, Margin], stand_in: bool) -> str:
+    """Return the evidence class."""
+    if stand_in:
+        return "stand-in"
+    weak = laid.contrast is not Contrast.TWIN or any(margin.weak for margin in margins)
+    return "weak" if weak else "strong"
+
+
+def _conclude(
+    case: Case, laid: Plan, margin: Margin, onset: Onset | None
+) -> tuple[Verdict | None, tuple[str, ...]]:
+    """Return the verdict where it does not depend on the candidates, else None."""
+    if _blocked(laid):
+        return Verdict.INCONCLUSIVE, (_blocked(laid),)
+    largest = case.original.reading.largest
+    if not case.moved:
+        said = f"the largest effect is {largest:.1f} noise units, the margin {margin.fault:.1f}"
+        later = _later(laid, onset)
+        if later:
+            return Verdict.INCONCLUSIVE, (
+                f"Within the {laid.original.horizon} updates that were replayed nothing leaves its margin, but later "
+                f"{titles(later)} does: replay more steps.",
+            )
+        if laid.contrast is not Contrast.TWIN:
+            return Verdict.INCONCLUSIVE, (f"Nothing changes against the log's own past: {said}.",)
+        if margin.weak and largest > margin.soft:
+            return Verdict.INCONCLUSIVE, (
+                f"Something may have moved, but the noise is not known well enough to say: {said}.",
+            )
+        return Verdict.NO_FAULT, (f"The log does not differ from healthy ones: {said}.",)
+    if case.blocked:
+        return Verdict.INCONCLUSIVE, (case.blocked,)
+    return None, ()
+
+
+def _account(case: Case, laid: Plan, margin: Margin, onset: Onset | None) -> tuple[str, ...]:
+    """Return the sentences that every verdict carries: what moved, against what noise, and what was not seen."""
+    reading, metrics = case.original.reading, case.frame.metrics
+    words = [
+        f"{titles([name])} {direction}"
+        for name, direction in zip(metrics, reading.direction, strict=True)
+        if direction in MOVED
+    ]
+    bad = [
+        name for name, kind in zip(metrics, case.original.types, strict=True) if kind is AnomalyType.NONFINITE
+    ]
+    spiky = [
+        name for name, kind in zip(metrics, case.original.types, strict=True) if kind is AnomalyType.SPIKE
+    ]
+    maxima_K = case.home.scale.maxima_K
+    said = []
+    if words:
+        said.append(
+            f"The original moved: {', '.join(words)} (largest {reading.largest:.1f} noise units, "
+            f"margin {margin.fault:.1f})."
+        )
+    if bad:
+        said.append(f"Non-finite values in the original: {titles(bad)}.")
+    if spiky:
+        said.append(f"Single steps of {titles(spiky)} stand out in the original; medians don't show them.")
+    source = {
+        Source.CALIBRATED: f"from {case.home.scale.seeds} healthy seeds of the original",
+        Source.OWN_SEEDS: f"from only {case.home.scale.seeds} healthy seeds of the original (t quantile)",
+        Source.STAND_IN: f"borrowed from {case.home.scale.seeds} healthy seeds of the proxy and widened",
+        Source.WITHIN_RUN: "from within single runs, widened",
+    }[case.home.scale.source]
+    p = (
+        f"; p = {(1 + int((maxima_K >= reading.largest).sum())) / (len(maxima_K) + 1):.3f}, "
+        f"smallest possible {margin.smallest_p:.3f}"
+        if len(maxima_K)
+        else "; too few seeds for a p"
+    )
+    said.append(f"Noise of the original {source}{p}.")
+    said += [limit for limit in laid.limits if limit != _blocked(laid)]
+    later = [
+        name for name in _later(laid, onset) if name in metrics and not reading.moved_M[metrics.index(name)]
+    ]
+    if later and case.moved:
+        said.append(
+            f"Only after the {laid.original.horizon} updates compared, and not judged: {titles(later)}."
+        )
+    return tuple(said)
+
+
+def _later(laid: Plan, onset: Onset | None) -> list[str]:
+    """Return the metrics that start to move only beyond the updates that were compared."""
+    end = laid.original.start + laid.original.horizon - 1
+    return [name for name, (low, _) in onset.metrics.items() if low > end] if onset is not None else []

@@ -1,0 +1,180 @@
+"""Shapes of effects over time: onset, anomaly type, and how alike two effect curves run.
+
+Legend of shape suffixes: ``_B`` blocks, ``_B1`` block edges.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from diagnose.curves import Array, Curves
+from diagnose.result import AnomalyType
+from diagnose.score.align import Clock, Frame, nanmedian, stacks
+from diagnose.score.settings import Settings
+from taxonomy.metrics import METRIC_BY_NAME
+
+NEIGHBOURS = frozenset(
+    {
+        frozenset({AnomalyType.IMMEDIATE, AnomalyType.GRADUAL}),
+        frozenset({AnomalyType.GRADUAL, AnomalyType.DELAYED}),
+        frozenset({AnomalyType.TRANSIENT, AnomalyType.SPIKE}),
+        frozenset({AnomalyType.COLLAPSE, AnomalyType.IMMEDIATE}),
+        frozenset({AnomalyType.COLLAPSE, AnomalyType.GRADUAL}),
+        frozenset({AnomalyType.COLLAPSE, AnomalyType.DELAYED}),
+    }
+)
+"""Types that one fault can show at two strengths: a weaker effect crosses its margin later."""
+
+
+def onset_block(z_B: Array, c: float) -> int | None:
+    """Return the first block that leaves ±c together with the next one, on the same side; None without one."""
+    for b in range(len(z_B) - 1):
+        if abs(z_B[b]) > c and abs(z_B[b + 1]) > c and z_B[b] * z_B[b + 1] > 0:
+            return b
+    return None
+
+
+def onset_interval(block: int | None, clock: Clock) -> tuple[int, int] | None:
+    """Return (low, high), the updates between which an effect set in that first shows in `block`.
+
+    A step change shows in a block's median when it comes before the block's middle; noise and slow growth widen
+    this to the block itself and the one before.
+    """
+    if block is None:
+        return None
+    edges_B1 = clock.edges_B1
+    return int(np.floor(edges_B1[max(block - 1, 0)])) + 1, int(np.floor(edges_B1[block + 1]))
+
+
+def anomaly_type(
+    e_B: Array,
+    z_B: Array,
+    c: float,
+    *,
+    moved: bool,
+    event: bool,
+    spike: bool,
+    collapsed: bool,
+    settings: Settings,
+) -> AnomalyType:
+    """Name the shape of one effect curve.
+
+    In this order: non-finite · spike or none (did not move) · transient (the last two blocks are back inside) ·
+    collapse · immediate (from the first block on, at `sudden` of its largest size at once) · delayed (quiet for
+    `delayed_blocks`, then `sudden` of the largest size within the block of onset and the next) · gradual.
+
+    Args:
+        e_B: Effect in transformed units.
+        z_B: Effect in noise units.
+        c: Margin in noise units.
+        moved: Whether the metric moved at any time.
+        event: Whether it turned non-finite.
+        spike: Whether single points stand out that no median shows.
+        collapsed: Whether the late level is next to nothing.
+        settings: Thresholds.
+    """
+    if event:
+        return AnomalyType.NONFINITE
+    if not moved:
+        return AnomalyType.SPIKE if spike else AnomalyType.NONE
+    z_B, e_B = z_B[np.isfinite(z_B)], e_B[np.isfinite(z_B)]
+    onset = onset_block(z_B, c)
+    if onset is not None and len(z_B) > onset + 3 and (np.abs(z_B[-2:]) <= c).all():
+        return AnomalyType.TRANSIENT
+    if collapsed:
+        return AnomalyType.COLLAPSE
+    if onset is None:
+        return AnomalyType.GRADUAL
+    size = float(np.abs(e_B).max())
+    if onset == 0 and abs(e_B[0]) >= settings.sudden * size:
+        return AnomalyType.IMMEDIATE
+    if onset >= settings.delayed_blocks and np.abs(e_B[onset : onset + 2]).max() >= settings.sudden * size:
+        return AnomalyType.DELAYED
+    return AnomalyType.GRADUAL
+
+
+def type_agreement(a: AnomalyType, b: AnomalyType) -> float:
+    """Return 1 for the same type, 0.5 for neighbouring ones, else 0."""
+    return 1.0 if a is b else 0.5 if frozenset({a, b}) in NEIGHBOURS else 0.0
+
+
+def trend(a_B: Array, b_B: Array) -> float | None:
+    """Return the uncentred cosine of two effect curves, best over a shift of −1, 0 or +1 block.
+
+    Uncentred, because a step has a flat effect curve, of which centring would leave the noise. None where fewer
+    than two blocks overlap or a curve is zero throughout.
+    """
+    best: float | None = None
+    for shift in (0, 1, -1):
+        left, right = (a_B, b_B) if shift == 0 else (a_B[1:], b_B[:-1]) if shift == 1 else (a_B[:-1], b_B[1:])
+        both = np.isfinite(left) & np.isfinite(right)
+        norm = float(np.linalg.norm(left[both]) * np.linalg.norm(right[both]))
+        if both.sum() >= 2 and norm > 0:
+            cosine = float(left[both] @ right[both]) / norm
+            best = cosine if best is None else max(best, cosine)
+    return best
+
+
+def excursions(runs: Sequence[Curves], clock: Clock, frame: Frame) -> list[Array]:
+    """Return |point − block median| of all points on the clock, values_MN for each run."""
+    found: list[Array] = [np.empty((len(frame.metrics), 0))] * len(runs)
+    for indices, steps_N, values_RMN in stacks(runs, frame):
+        cuts_B1 = np.searchsorted(steps_N, clock.edges_B1, side="right")
+        parts = [
+            np.abs(part_RMN - nanmedian(part_RMN)[:, :, None])
+            for part_RMN in (values_RMN[:, :, low:high] for low, high in pairwise(cuts_B1))
+        ]
+        for r, values_MN in zip(indices, np.concatenate(parts, 2), strict=True):
+            found[r] = np.nan_to_num(values_MN)
+    return found
+
+
+def largest_excursion(runs: Sequence[Curves], clock: Clock, frame: Frame) -> Array:
+    """Return by metric the largest distance of a single point from its block's median in any of the runs."""
+    rows = [values_MN.max(1, initial=0.0) for values_MN in excursions(runs, clock, frame)]
+    return np.max(rows, 0) if rows else np.full(len(frame.metrics), np.inf)
+
+
+def spikes(faulty: Sequence[Curves], clock: Clock, frame: Frame, healthy_M: Array) -> NDArray[np.bool_]:
+    """Return by metric whether every faulty run has a few points that stand out beyond anything healthy.
+
+    A spike is a point farther from its block's median than `spike` times the largest such distance in any
+    healthy run, and than the metric's floor; at most a tenth of the points are spikes, or it is no spike but
+    another kind of noise.
+
+    Args:
+        faulty: Faulty runs.
+        clock: Their clock.
+        frame: The comparison's frame.
+        healthy_M: `largest_excursion` of healthy runs.
+    """
+    floor_M = np.array([METRIC_BY_NAME[name].floor for name in frame.metrics])
+    limit_M = np.maximum(frame.settings.spike * healthy_M, floor_M)
+    found_M = np.full(len(frame.metrics), bool(faulty))
+    for values_MN in excursions(faulty, clock, frame):
+        out_M = (values_MN > limit_M[:, None]).sum(1)
+        found_M &= (out_M > 0) & (out_M <= max(values_MN.shape[1] // 10, 1))
+    return found_M
+
+
+def collapsed(
+    faulty: Sequence[Curves],
+    healthy: Sequence[Curves],
+    name: str,
+    clock: Clock,
+    healthy_clock: Clock,
+    settings: Settings,
+) -> bool:
+    """Whether the late level of a positive outcome has fallen to next to nothing of the healthy one (raw units)."""
+    if name not in settings.collapsing_metrics:
+        return False
+    levels = []
+    for runs, where in ((faulty, clock), (healthy, healthy_clock)):
+        middle = float(where.edges_B1[where.blocks // 2])
+        rows = [run.values[name][run.steps_N > middle] for run in runs if name in run.values]
+        levels.append(float(nanmedian(np.concatenate(rows))) if rows else float("nan"))
+    return levels[1] > 0 and 0 <= levels[0] <= settings.collapsed * levels[1]
