@@ -20,9 +20,9 @@ original: {{faulty: incident.jsonl, healthy: [healthy_1.jsonl, healthy_2.jsonl]}
 proxy: {{from: checkpoint, checkpoint: "embedded:qwen3_moe", experts: 12}}
 recipe: {{steps: {steps}, seeds: 2}}
 candidates:
-  - {{fault: actor_update_omission}}
+  - {{fault: excess_inner_epochs}}
   - {{fault: learning_rate_too_high}}
-  - {{fault: kl_sign_flipped}}
+  - {{fault: reward_flipped}}
 {more}
 """
 RUNS = 8

@@ -94,7 +94,7 @@ def test_ctrl_c_stops_everything_and_prints_the_command_that_resumes(lab, undist
 
 
 def test_a_worker_that_dies_fails_its_run_and_resuming_redoes_it(lab):
-    victim = "kl_sign_flipped-x1-s1"
+    victim = "reward_flipped-x1-s1"
     code, _, err = lab.run("run", "playbook.yaml", "--out", lab.out, FAKE_DIE=victim)
     assert code == 0
     words = "the worker was killed by SIGKILL (often: out of memory): something dreadful"

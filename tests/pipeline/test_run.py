@@ -102,7 +102,7 @@ def test_a_completed_run_is_only_scored_again(done):
 
 
 def test_expectations_decide_the_exit_code(lab):
-    lab.write_playbook(more="expect: {fault: kl_sign_flipped, verdict: reproduced}")
+    lab.write_playbook(more="expect: {fault: reward_flipped, verdict: reproduced}")
     code, out, _ = lab.run("run", "playbook.yaml", "--out", lab.out, "--json", "--junit", "j.xml")
     assert code == 1 and json.loads(out)["verdict"] == "reproduced"
     assert ET.parse(lab.home / "j.xml").getroot().get("failures") == "1"
@@ -119,7 +119,7 @@ def test_a_spent_budget_lists_what_was_not_tried(lab):
     lab.write_playbook(more="budget: {seconds: 0.1}")
     code, out, err = lab.run("run", "playbook.yaml", "--out", lab.out, "--json", FAKE_STEP_S="0.01")
     answer = json.loads(out)
-    assert set(answer["not_tried"]) == {"actor_update_omission", "learning_rate_too_high", "kl_sign_flipped"}
+    assert set(answer["not_tried"]) == {"excess_inner_epochs", "learning_rate_too_high", "reward_flipped"}
     assert all("budget of 0.1 s" in reason for reason in answer["not_tried"].values())
     assert sorted(run for run in lab.started() if "healthy" in run) == ["run healthy-s1", "run healthy-s2"]
     assert "left out" in err and code == 5
