@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import shlex
 import shutil
 from collections.abc import Mapping, Sequence
@@ -17,6 +18,7 @@ from diagnose.jobs import model_hash, read_outcome, run_all, run_job
 from diagnose.session import fault_spec, recipe_hash
 from diagnose.store import read_json, write_json
 from proxy.specs import BuildSpec, Recipe, RunSpec
+from taxonomy.metrics import METRIC_BY_NAME
 
 if TYPE_CHECKING:
     from diagnose.curves import Curves
@@ -86,7 +88,8 @@ def record(order: Recording, terminal: Terminal) -> dict[str, Any]:
     """Run the original, with a fault or without, and keep its log, a manifest and, apart, the answer.
 
     The manifest says how to make such a log and nothing of the fault: it lies beside an incident that
-    somebody is to diagnose. Returns the manifest.
+    somebody is to diagnose. Metrics that only repeat a setting are left out of the log for the same reason.
+    Returns the manifest.
 
     Raises:
         DiagnoseError: There is a fault and no file for the answer.
@@ -113,7 +116,7 @@ def record(order: Recording, terminal: Terminal) -> dict[str, Any]:
     with TemporaryDirectory(prefix="diagnose-record-") as home:
         run_all({"record": spec}, Path(home), 1, terminal)
         order.out.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(Path(home) / "record" / "metrics.jsonl", order.out)
+        order.out.write_text(without_settings((Path(home) / "record" / "metrics.jsonl").read_text()))
         outcome = read_outcome(Path(home) / "record")
         assert outcome is not None
     manifest["sha256"] = hashlib.sha256(order.out.read_bytes()).hexdigest()
@@ -129,6 +132,23 @@ def record(order: Recording, terminal: Terminal) -> dict[str, Any]:
         }
         write_json(order.answers, answers)
     return manifest
+
+
+def without_settings(log: str) -> str:
+    """Return a log in verl's file-logger format without the metrics that only repeat a setting.
+
+    A logged learning rate or KL coefficient gives a configuration fault away without any diagnosis.
+    """
+    lines = []
+    for line in log.splitlines():
+        record = json.loads(line)
+        record["data"] = {
+            name: value
+            for name, value in record["data"].items()
+            if name not in METRIC_BY_NAME or METRIC_BY_NAME[name].kind != "config"
+        }
+        lines.append(json.dumps(record) + "\n")
+    return "".join(lines)
 
 
 def _record_command(order: Recording) -> str:
