@@ -168,12 +168,12 @@ def frame(
 def first_update(runs: Sequence[Curves]) -> int:
     """Return the step at which the clock of a log starts when the fault is active from the first update.
 
-    Logs that start with the first update or evaluate before it start there; a log of every tenth update starts
-    with the first update too; a log that starts late (the tail of a run) starts with its own first step.
+    Step 1 for logs from the beginning, also where an evaluation was logged before it or only every tenth update
+    is; the first step there is for a log that starts late (the tail of a run).
     """
     first = min(float(run.steps_N[0]) for run in runs)
     gaps = [float(np.median(np.diff(run.steps_N))) for run in runs if len(run.steps_N) > 1]
-    return round(min(first, 1.0) if first <= 1.5 * max(gaps, default=1.0) else first)
+    return 1 if first <= 1.5 * max(gaps, default=1.0) else round(first)
 
 
 def last_step(runs: Sequence[Curves]) -> int:

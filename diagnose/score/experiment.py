@@ -151,7 +151,7 @@ def results(
             proxy=p.direction[m],
             type_original=original.types[m],
             type_proxy=proxy.types[m],
-            trend=trend(o.effect.e_MB[m], p.effect.e_MB[m]) if moved else None,
+            trend=_trend(original, proxy, m) if moved else None,
             onset_original=original.onsets[m],
             onset_proxy=proxy.onsets[m],
             effect_original=float(o.effect.late_M[m]),
@@ -165,3 +165,11 @@ def results(
             blocks_proxy=tuple(float(x) for x in p.effect.e_MB[m]),
         )
     return table
+
+
+def _trend(original: Experiment, proxy: Experiment, m: int) -> float | None:
+    """Return the similarity of two effect curves, or of when non-finite values came where both have them."""
+    o, p = original.reading.effect, proxy.reading.effect
+    if original.types[m] is proxy.types[m] is AnomalyType.NONFINITE:
+        return trend(o.event_MB[m], p.event_MB[m])
+    return trend(o.e_MB[m], p.e_MB[m])

@@ -61,15 +61,12 @@ class Margin:
     Attributes:
         c: To give a metric a direction.
         fault: To call a log faulty; not below c.
-        soft: A margin that healthy logs often exceed, not above `fault`: between the two, weak evidence decides
-            nothing.
         smallest_p: Smallest honest p: 1 / (K + 1), 1 where no seeds allow a p at all.
         weak: Whether the margin rests on less than calibrated seeds of the system itself.
     """
 
     c: float
     fault: float
-    soft: float
     smallest_p: float
     weak: bool
 
@@ -176,11 +173,11 @@ def stand_in_scale(
 
 
 def blended(own: Scale, lent: Scale, settings: Settings) -> Scale:
-    """Steady a scale from few own seeds by a stand-in: s² = (d·s_own² + d₀·s_lent²) / (d + d₀).
+    """Steady a scale from few own seeds by another one: s² = (d·s_own² + d₀·s_lent²) / (d + d₀).
 
-    The moderated variance of Smyth (2004), with d₀ = `lender_dof` stated rather than fitted.
+    The moderated variance of Smyth (2004), with d₀ = `prior_dof` stated rather than fitted.
     """
-    d, d0 = own.dof, settings.lender_dof
+    d, d0 = own.dof, settings.prior_dof
 
     def mix(a: Array, b: Array) -> Array:
         return np.where(np.isfinite(b), np.sqrt((d * a**2 + d0 * np.nan_to_num(b) ** 2) / (d + d0)), a)
@@ -190,24 +187,51 @@ def blended(own: Scale, lent: Scale, settings: Settings) -> Scale:
     )
 
 
-def widened(scale: Scale, own: Panel) -> Scale:
-    """Widen a scale that is not the system's own where its own few seeds differ more, over all metrics at once.
+def seed_factor(scale: Scale, own: Panel) -> tuple[float, float]:
+    """Return by how much own seeds differ more than a scale says, over all metrics at once: (late half, blocks).
 
-    One factor: the root of the median over metrics of s²(own late medians) / σ², over what that median would be
-    for a true scale (the median of χ²_d / d, by Wilson and Hilferty); never below 1.
+    Each is the root of the median over metrics of s² / σ², over what that median would be for a true scale (the
+    median of χ²_d / d, by Wilson and Hilferty). (1, 1) for less than two seeds.
     """
     seeds = own.x_RMB.shape[0]
     if seeds < 2:
-        return scale
+        return 1.0, 1.0
+    residual_KMB = own.x_RMB - nanmean(own.x_RMB, 0)
+    late_KM = late(residual_KMB)
+    late_KM = late_KM - nanmean(late_KM, 0)
     dof = seeds - 1
-    own_KM = late(own.x_RMB - nanmean(own.x_RMB, 0))
-    own_M = np.nansum((own_KM - nanmean(own_KM, 0)) ** 2, 0) / dof
-    usable = np.isfinite(own_M) & (scale.late_M > 0) & (own_M > 0)
-    if not usable.any():
+    found = []
+    # Blocks of one seed are correlated; they are taken to bring half the freedom that they would have alone.
+    for square_M, sigma_M, d in (
+        (np.nansum(late_KM**2, 0) / dof, scale.late_M, dof),
+        (
+            nanmean(np.nansum(residual_KMB**2, 0) / dof),
+            nanmean(scale.sigma_MB),
+            dof * max(own.x_RMB.shape[2] / 2, 1),
+        ),
+    ):
+        usable = np.isfinite(square_M) & (square_M > 0) & (sigma_M > 0)
+        ratio = float(np.median(square_M[usable] / sigma_M[usable] ** 2)) if usable.any() else 1.0
+        found.append(math.sqrt(ratio) / (1 - 2 / (9 * d)) ** 1.5)
+    return found[0], found[1]
+
+
+def widened(scale: Scale, own: Panel) -> Scale:
+    """Widen a borrowed scale where the system's own few seeds differ more; never narrow it."""
+    late_factor, block_factor = (max(factor, 1.0) for factor in seed_factor(scale, own))
+    return replace(scale, sigma_MB=scale.sigma_MB * block_factor, late_M=scale.late_M * late_factor)
+
+
+def matched(scale: Scale, own: Panel, settings: Settings) -> Scale:
+    """Give a scale from within runs the size that the system's own few seeds show, with `few_inflation` on top.
+
+    From within a run one sees how the noise is spread over the metrics, but not what seeds differ by; two or three
+    seeds tell the latter for all metrics together, though for no single one.
+    """
+    if own.x_RMB.shape[0] < 2:
         return scale
-    expected = (1 - 2 / (9 * dof)) ** 3
-    factor = max(1.0, math.sqrt(float(np.median(own_M[usable] / scale.late_M[usable] ** 2)) / expected))
-    return replace(scale, sigma_MB=scale.sigma_MB * factor, late_M=scale.late_M * factor)
+    late_factor, block_factor = (factor * settings.few_inflation for factor in seed_factor(scale, own))
+    return replace(scale, sigma_MB=scale.sigma_MB * block_factor, late_M=scale.late_M * late_factor)
 
 
 def peak(e_MB: Array, late_M: Array, se_MB: Array, se_late_M: Array, floor_M: Array) -> Array:
@@ -307,7 +331,6 @@ def margin(scale: Scale, metrics: int, settings: Settings) -> Margin:
     return Margin(
         c=c,
         fault=fault,
-        soft=min(exceeded(settings.alpha_soft), fault),
         smallest_p=1 / (seeds + 1),
         weak=scale.source is not Source.CALIBRATED,
     )

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from diagnose.curves import Array, Curves
+from diagnose.curves import Curves
 from diagnose.score.align import (
     Clock,
     Contrast,
@@ -32,7 +32,7 @@ from diagnose.score.direction import read
 from diagnose.score.effect import effect, median_variance
 from diagnose.score.noise import t_quantile, wiggle
 from diagnose.score.settings import DEFAULT, Settings
-from diagnose.score.shape import onset_block, onset_interval
+from diagnose.score.shape import jumps, onset_block, onset_interval
 from diagnose.score.system import Healthy, borrowing_system, floors, pooled, system
 
 
@@ -43,8 +43,8 @@ class Onset:
     Attributes:
         low: First step at which the fault may have become active.
         high: Last such step.
-        sharp: Whether it came at once after quiet: only then may the original's clock start here, because a fault
-            that was active all along and grows slowly crosses its margin late as well.
+        sharp: Whether it came as a jump after quiet: only then may the original's clock start here, because a
+            fault that was active all along and grows slowly crosses its margin late as well.
         metrics: Metrics that moved anywhere in the log, the earliest first, with the interval of their onset.
         likeliest: The likeliest step in [low, high], where the onset is sharp.
     """
@@ -119,7 +119,8 @@ def find_onset(faulty: Sequence[Curves], own: Healthy, other: Healthy, settings:
             found += _against_past(faulty, metrics, clock, settings)
     if not found:
         return None
-    low, high, sharp, _ = min(found, key=lambda item: (item[1], item[0]))
+    low, high = min(((start, end) for start, end, *_ in found), key=lambda item: (item[1], item[0]))
+    sharp = any(item[2] for item in found if item[:2] == (low, high))
     each: dict[str, tuple[int, int]] = {}
     for start, end, _, name in sorted(found, key=lambda item: item[1]):
         each.setdefault(name, (start, end))
@@ -188,16 +189,13 @@ def _against_twin(
         z_B, c = moved.z_MB[m], moved.margin.c
         block = onset_block(z_B, c)
         low, high = onset_interval(block, clock) or (clock.start, clock.start + clock.horizon - 1)
-        found.append((low, high, block is not None and _is_sharp(z_B, block, c, settings), metrics[m]))
+        sharp = (
+            block is not None
+            and block >= settings.delayed_blocks
+            and jumps(moved.effect.e_MB[m], block, settings)
+        )
+        found.append((low, high, sharp, metrics[m]))
     return found
-
-
-def _is_sharp(z_B: Array, block: int, c: float, settings: Settings) -> bool:
-    """Whether |z| goes from under half the margin to `sharp` margins between the blocks around an onset."""
-    if block < 2:
-        return False
-    before, after = np.abs(z_B[: block - 1]), np.abs(z_B[block : block + 2])
-    return bool((np.nan_to_num(before) < c / 2).all() and np.nanmax(after) >= settings.sharp * c)
 
 
 def _against_past(

@@ -61,53 +61,69 @@ class Plan:
     limits: tuple[str, ...]
 
 
+def starts(
+    faulty: Sequence[Curves],
+    replays: Sequence[Replay],
+    onset: Onset | None,
+    from_step: int | None,
+    *,
+    twin: bool,
+) -> tuple[int, ...]:
+    """Return the steps of the original at which the fault may have become active, the likeliest first.
+
+    The known one; else where replays were injected in the middle of their runs (or the incident's own sharp onset,
+    when they were injected inside its interval); else the beginning of the log. A sharp onset in the middle is a
+    second possibility with a twin: a fault that struck there and one that was active from the beginning and broke
+    out there look alike in one log. Without a twin, where the past is all there is to measure against, it is the
+    only one.
+    """
+    first = first_update(faulty)
+    sharp = onset.step if onset is not None and onset.sharp else None
+    injected = {replay.from_step for replay in replays if replay.scorable}
+    if from_step is not None:
+        return (max(from_step, first),)
+    if len(injected) == 1 and first < min(injected) <= last_step(faulty):
+        step = min(injected)
+        return (
+            sharp if onset is not None and sharp is not None and onset.low <= step <= onset.high else step,
+        )
+    if sharp is None or sharp <= first:
+        return (first,)
+    return (first, sharp) if twin else (sharp,)
+
+
 def plan(
     faulty: Sequence[Curves],
     healthy: Sequence[Curves],
     proxy_healthy: Sequence[Curves],
     replays: Sequence[Replay],
-    onset: Onset | None,
-    from_step: int | None,
+    start: int,
     settings: Settings,
 ) -> Plan:
-    """Lay the clocks.
-
-    The original's clock starts at `from_step` where that is known; else where the replays were injected, if that
-    was not the first step; else at a sharp onset; else with the log. The horizon is the shortest of the four
-    groups of runs, counted from each one's activation.
+    """Lay the clocks. The horizon is the shortest of the four groups of runs, counted from each one's activation.
 
     Args:
         faulty: Faulty runs of the original (at least one).
         healthy: Healthy runs of the original; without any there is no twin.
         proxy_healthy: Healthy runs of the proxy (at least one).
         replays: Replays; those that aren't scorable are ignored.
-        onset: The incident's onset, if one was found.
-        from_step: Step at which the fault became active in the original, None where it isn't known.
+        start: Step at which the original's clock starts.
         settings: Thresholds.
     """
     limits: list[str] = []
     scorable = [replay for replay in replays if replay.scorable]
     first_O, first_P = first_update(faulty), first_update(proxy_healthy)
     steps_P = {replay.from_step: max(replay.from_step, first_P) for replay in scorable} or {1: first_P}
-    injected = set(steps_P)
-    if from_step is not None:
-        start_O = max(from_step, first_O)
-    elif len(injected) == 1 and min(injected) > 1 and min(injected) <= last_step(faulty):
-        start_O = max(min(injected), first_O)
-    elif onset is not None and onset.sharp:
-        start_O = max(onset.step, first_O)
-    else:
-        start_O = first_O
     baseline = 0
     contrast = Contrast.TWIN
     if not healthy:
         before = min(
-            points(faulty, first_O, start_O - 1),
-            *(points(proxy_healthy, first_P, start - 1) for start in steps_P.values()),
+            points(faulty, first_O, start - 1),
+            *(points(proxy_healthy, first_P, start_P - 1) for start_P in steps_P.values()),
         )
         if before >= settings.min_baseline:
             contrast = Contrast.PAST
-            baseline = min(start_O - first_O, *(start - first_P for start in steps_P.values()))
+            baseline = min(start - first_O, *(start_P - first_P for start_P in steps_P.values()))
             limits.append("No healthy twin: the log was measured against its own past.")
         else:
             contrast = Contrast.START
@@ -115,16 +131,18 @@ def plan(
                 "No healthy twin, and no common past before the fault to measure against: "
                 "give a healthy log, or replay with the injection at the incident's onset."
             )
-    horizon = last_step(faulty) - start_O + 1
+    horizon = last_step(faulty) - start + 1
     if healthy:
-        horizon = min(horizon, last_step(healthy) - start_O + 1)
-    for start in steps_P.values():
-        horizon = min(horizon, last_step(proxy_healthy) - start + 1)
-        reached = [last_step(item.runs) - start + 1 for item in scorable if steps_P[item.from_step] == start]
+        horizon = min(horizon, last_step(healthy) - start + 1)
+    for start_P in steps_P.values():
+        horizon = min(horizon, last_step(proxy_healthy) - start_P + 1)
+        reached = [
+            last_step(item.runs) - start_P + 1 for item in scorable if steps_P[item.from_step] == start_P
+        ]
         horizon = min(horizon, max(reached, default=horizon))
     horizon = max(horizon, 1)
-    counts = [points(runs, start_O, start_O + horizon - 1) for runs in (faulty, healthy) if runs]
-    counts += [points(proxy_healthy, start, start + horizon - 1) for start in steps_P.values()]
+    counts = [points(runs, start, start + horizon - 1) for runs in (faulty, healthy) if runs]
+    counts += [points(proxy_healthy, start_P, start_P + horizon - 1) for start_P in steps_P.values()]
     # One replay that died early does not shorten the comparison for the others.
     replayed = [
         points(item.runs, steps_P[item.from_step], steps_P[item.from_step] + horizon - 1) for item in scorable
@@ -139,8 +157,8 @@ def plan(
         )
     return Plan(
         contrast=contrast,
-        original=Clock(start_O, horizon, blocks, baseline),
-        proxy={step: Clock(start, horizon, blocks, baseline) for step, start in steps_P.items()},
+        original=Clock(start, horizon, blocks, baseline),
+        proxy={step: Clock(start_P, horizon, blocks, baseline) for step, start_P in steps_P.items()},
         enough=enough,
         limits=tuple(limits),
     )

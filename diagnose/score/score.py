@@ -9,12 +9,12 @@ Legend of shape suffixes: ``_M`` metrics, ``_B`` blocks.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from diagnose.curves import Curves
+from diagnose.curves import Array, Curves
 from diagnose.result import AnomalyType, Score, Verdict
 from diagnose.score.align import (
     Clock,
@@ -34,11 +34,11 @@ from diagnose.score.experiment import by_level, look
 from diagnose.score.gate import Gate, healthy_gate
 from diagnose.score.noise import Margin, Source
 from diagnose.score.onset import Onset, find_onset
-from diagnose.score.plan import Plan, Replay, plan
+from diagnose.score.plan import Plan, Replay, plan, starts
 from diagnose.score.ranking import Case, rank, unscored
 from diagnose.score.settings import DEFAULT, Settings
 from diagnose.score.shape import largest_excursion
-from diagnose.score.system import Healthy, borrowing_system, floors, system
+from diagnose.score.system import Healthy, System, borrowing_system, floors, system
 from diagnose.score.verdict import MOVED, incident_verdict, symptoms, titles
 from taxonomy.registry import Library
 
@@ -83,29 +83,55 @@ def score(
         return Score(Verdict.INCONCLUSIVE, (missing,), unscored(replays, library))
     replays = sorted(replays, key=lambda replay: (replay.fault, replay.severity))
     groups = (logs, own.runs, other.runs, *(replay.runs for replay in replays))
-    digits = resolutions(*groups)
     onset = find_onset(logs, own, other, settings)
-    laid = plan(logs, own.runs, other.runs, replays, onset, from_step, settings)
-    cut = frame(ranking_metrics(*groups), laid.contrast, digits, settings)
+    given = _Given(
+        logs,
+        own,
+        other,
+        replays,
+        library,
+        ranking_metrics(*groups),
+        resolutions(*groups),
+        onset,
+        stand_in,
+        settings,
+    )
+    outcomes = [
+        _score_from(start, given) for start in starts(logs, replays, onset, from_step, twin=bool(own.runs))
+    ]
+    # Two possible activations are two hypotheses about the log; the one that any candidate explains better stands.
+    return max(outcomes, key=lambda outcome: outcome[1])[0]
 
-    # Two passes, because the floors of shared metrics need the noise of both systems, and the margins the floors.
-    proxies = {step: system(other, clock, cut) for step, clock in laid.proxy.items()}
-    lender = proxies[min(proxies)]
-    past_only = laid.contrast is Contrast.PAST
-    home = borrowing_system(own, laid.original, cut, lender, other.seeds, logs, past_only=past_only)
-    floor_M = floors(cut, [home.scale, *(item.scale for item in proxies.values())], digits)
-    proxies = {step: item.with_maxima(floor_M, settings) for step, item in proxies.items()}
-    lender = proxies[min(proxies)]
-    if home.scale.source is Source.STAND_IN:
-        home = replace(home, scale=replace(home.scale, maxima_K=lender.scale.maxima_K))
-    else:
-        home = home.with_maxima(floor_M, settings)
-    unit_O = units(home.scale, floor_M, settings)
-    unit_P = {step: units(item.scale, floor_M, settings) for step, item in proxies.items()}
-    shared = np.maximum.reduce([unit_O, *unit_P.values()])
-    unit_O = np.where(cut.absolute_M[:, None], shared, unit_O)
-    unit_P = {step: np.where(cut.absolute_M[:, None], shared, unit) for step, unit in unit_P.items()}
 
+@dataclass(frozen=True)
+class _Given:
+    """What is known before a clock is chosen."""
+
+    logs: Sequence[Curves]
+    own: Healthy
+    other: Healthy
+    replays: Sequence[Replay]
+    library: Library
+    metrics: tuple[str, ...]
+    digits: Mapping[str, float]
+    onset: Onset | None
+    stand_in: bool
+    settings: Settings
+
+
+def _score_from(start: int, given: _Given) -> tuple[Score, float]:
+    """Score with the original's clock starting at `start`.
+
+    Returns:
+        The score, and the share that the best candidate explains; −∞ where that clock leaves too little to judge.
+    """
+    logs, own, other, settings = given.logs, given.own, given.other, given.settings
+    logged = ranking_metrics(logs)
+    laid = plan(logs, own.runs, other.runs, given.replays, start, settings)
+    cut = frame(given.metrics, laid.contrast, given.digits, settings)
+    home, proxies, floor_M = _systems(laid, cut, given)
+    lender = proxies[min(proxies)]
+    unit_O, unit_P = _shared_units(home, proxies, floor_M, cut)
     margin_O = home.margin(len(logged), settings)
     jumps_P = {step: largest_excursion(item.runs, item.runs_clock, cut) for step, item in proxies.items()}
     jumps_O = largest_excursion(home.runs, home.runs_clock, cut)
@@ -122,7 +148,7 @@ def score(
             jumps_P[replay.from_step],
             cut,
         )
-        for i, replay in enumerate(replays)
+        for i, replay in enumerate(given.replays)
         if replay.scorable
     }
     gate = _gate(own, other, cut)
@@ -138,26 +164,63 @@ def score(
         size=size(original.signature, where, settings),
         moved=original.reading.largest > margin_O.fault or bool((original.reading.effect.event_MB > 0).any()),
         blocked=_blocked(laid) or ("" if gate.passed else gate.text),
-        evidence=_evidence(laid, (margin_O, margin_P), stand_in),
+        evidence=_evidence(laid, (margin_O, margin_P), given.stand_in),
         available=tuple(
             name for name, has in zip(cut.metrics, proxy_has_M, strict=True) if has and name in logged
         ),
-        library=library,
-        stand_in=stand_in,
+        library=given.library,
+        stand_in=given.stand_in,
     )
-    ranking, explained = rank(replays, seen, case)
+    ranking, explained = rank(given.replays, seen, case)
     reading = original.reading
-    verdict, reasons = _conclude(case, laid, margin_O, onset)
+    verdict, reasons = _conclude(case, laid, margin_O, given.onset)
     if verdict is None:
         verdict, reasons = incident_verdict(ranking, explained, settings)
     rates = error_rates(home.scale.source, home.scale.seeds)
-    return Score(
+    found = Score(
         verdict=verdict,
-        reasons=(*reasons, *_account(case, laid, margin_O, onset)),
+        reasons=(*reasons, *_account(case, laid, margin_O, given.onset)),
         ranking=ranking,
         symptoms=symptoms(cut.metrics, reading.direction),
         healthy_gate=gate.text,
         error_rates={"smallest p": margin_O.smallest_p, **rates},
+    )
+    return found, max(explained.values(), default=0.0) if laid.enough else -np.inf
+
+
+def _systems(laid: Plan, cut: Frame, given: _Given) -> tuple[System, dict[int, System], Array]:
+    """Return the original's system, the proxy's by injection step, and the floors.
+
+    Two passes, because the floors of shared metrics need the noise of both systems, and the margins the floors.
+    """
+    settings = given.settings
+    proxies = {step: system(given.other, clock, cut) for step, clock in laid.proxy.items()}
+    lender = proxies[min(proxies)]
+    past_only = laid.contrast is Contrast.PAST
+    home = borrowing_system(
+        given.own, laid.original, cut, lender, given.other.seeds, given.logs, past_only=past_only
+    )
+    floor_M = floors(cut, [home.scale, *(item.scale for item in proxies.values())], given.digits)
+    proxies = {step: item.with_maxima(floor_M, settings) for step, item in proxies.items()}
+    lender = proxies[min(proxies)]
+    if home.scale.source is Source.STAND_IN:
+        home = replace(home, scale=replace(home.scale, maxima_K=lender.scale.maxima_K))
+    else:
+        home = home.with_maxima(floor_M, settings)
+    return home, proxies, floor_M
+
+
+def _shared_units(
+    home: System, proxies: Mapping[int, System], floor_M: Array, cut: Frame
+) -> tuple[Array, dict[int, Array]]:
+    """Return noise units of both systems; metrics in absolute units have the larger of all for everybody."""
+    unit_O = units(home.scale, floor_M, cut.settings)
+    unit_P = {step: units(item.scale, floor_M, cut.settings) for step, item in proxies.items()}
+    shared_MB = np.maximum.reduce([unit_O, *unit_P.values()])
+    absolute = cut.absolute_M[:, None]
+    return (
+        np.where(absolute, shared_MB, unit_O),
+        {step: np.where(absolute, shared_MB, unit) for step, unit in unit_P.items()},
     )
 
 
@@ -209,7 +272,7 @@ def _conclude(
             )
         if laid.contrast is not Contrast.TWIN:
             return Verdict.INCONCLUSIVE, (f"Nothing changes against the log's own past: {said}.",)
-        if margin.weak and largest > margin.soft:
+        if margin.weak and largest > margin.c:
             return Verdict.INCONCLUSIVE, (
                 f"Something may have moved, but the noise is not known well enough to say: {said}.",
             )

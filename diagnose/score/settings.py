@@ -28,20 +28,20 @@ class Settings:
         own_seeds: Healthy seeds from which a standard deviation across seeds is taken (4 degrees of freedom).
         alpha: Chance that a healthy log is called faulty, over all its metrics together: 4 of 200.
         alpha_direction: Chance that any metric of a healthy run is given a direction. Larger than `alpha`,
-            because directions are only asked for once a log is faulty, and their misses cost answers.
-        alpha_soft: Chance that a healthy log exceeds the soft margin: with weak evidence, a log between the soft
-            margin and that of `alpha` is neither healthy nor faulty.
+            because directions are only asked for once a log is faulty, and their misses cost answers. With weak
+            evidence, a log between the two margins is neither healthy nor faulty.
         tests_a_metric: Tests that a metric counts for in a Bonferroni margin: two sides, and half as many again
             because pairs of blocks are looked at beside the late half.
         min_margin: z under which nothing counts as a movement, however quiet the seeds were.
         block_pooling: Share of a metric's mean variance over blocks in the variance of one block: the noise of one
             block is estimated from few seeds, but it does change along the run.
-        lender_dof: Degrees of freedom that a borrowed scale is worth when it steadies one from few own seeds.
+        prior_dof: Degrees of freedom that a stand-in or within-run scale is worth when it steadies one from few seeds.
         stand_in_inflation: Factor on a noise scale lent by the other system.
         wiggle_floor: Smallest factor by which a lent scale is adapted to the step-to-step noise of the system
             that borrows it: larger batches make quieter steps, but not quieter seeds to the same degree.
-        residual_inflation: Factor on a noise scale taken from within a run: at autocorrelation 0.95 the medians
-            of neighbouring blocks differ by about half of what seeds differ by.
+        residual_inflation: Factor on a noise scale taken from within a single run: at autocorrelation 0.95 the
+            medians of neighbouring blocks differ by about half of what seeds differ by.
+        few_inflation: Factor on such a scale when two to four seeds gave it its size instead.
         drift_doubt: Share of the healthy proxy's own drift that counts as doubt where it stands in for the
             drift that the original would have had.
         absolute_kinds: Kinds of metrics that are compared in absolute units above one floor for both systems.
@@ -72,12 +72,12 @@ class Settings:
         amplitude: Factor by which one fault may act stronger in one system than in the other, in noise units.
         doubt_se: Standard errors that a contradiction must leave on both sides.
 
-        sudden: Share of the final effect that must be there in the block of onset for "immediate" or "delayed".
+        sudden: Share of its largest effect that a metric must gain within the blocks around its onset to be
+            "immediate" or "delayed", and an onset to be sharp.
         delayed_blocks: Quiet blocks before a "delayed" effect.
         collapsed: Share of its healthy level under which a metric has collapsed.
         collapsing_metrics: Metrics that can collapse: positive ones whose loss is a failure.
         spike: Multiple of the largest healthy single-point excursion that makes a spike.
-        sharp: A sharp onset reaches this multiple of the margin at once, and was under half of it just before.
         gate_z: z of the healthy reward's change that counts as learning.
         gate_metric: The metric by which a healthy proxy must follow the healthy original.
         level_rules: Metric → absolute level that no healthy system has; all that can be said of a log without a
@@ -95,14 +95,14 @@ class Settings:
     own_seeds: int = 5
     alpha: float = 0.02
     alpha_direction: float = 0.1
-    alpha_soft: float = 0.3
     tests_a_metric: float = 3.0
     min_margin: float = 3.0
     block_pooling: float = 0.5
-    lender_dof: float = 8.0
-    stand_in_inflation: float = 1.5
+    prior_dof: float = 8.0
+    stand_in_inflation: float = 1.4
     wiggle_floor: float = 0.5
     residual_inflation: float = 2.0
+    few_inflation: float = 1.6
     drift_doubt: float = 0.5
     absolute_kinds: tuple[str, ...] = ("mismatch",)
     absolute_metrics: tuple[str, ...] = ("routing/agreement/mean",)
@@ -140,7 +140,6 @@ class Settings:
         "actor/entropy",
     )
     spike: float = 3.0
-    sharp: float = 2.0
     gate_z: float = 2.0
     gate_metric: str = "critic/rewards/mean"
     level_rules: Mapping[str, float] = field(

@@ -38,6 +38,16 @@ def onset_block(z_B: Array, c: float) -> int | None:
     return None
 
 
+def jumps(e_B: Array, onset: int, settings: Settings) -> bool:
+    """Whether the effect gains `sudden` of its largest size between the block before the onset and the one after.
+
+    A ramp that crosses its margin late gains two blocks' worth only.
+    """
+    before = abs(e_B[onset - 1]) if onset > 0 else 0.0
+    gained = np.nanmax(np.abs(e_B[onset : onset + 2])) - np.nan_to_num(before)
+    return bool(gained >= settings.sudden * np.nanmax(np.abs(e_B)))
+
+
 def onset_interval(block: int | None, clock: Clock) -> tuple[int, int] | None:
     """Return (low, high), the updates between which an effect set in that first shows in `block`.
 
@@ -65,7 +75,7 @@ def anomaly_type(
 
     In this order: non-finite · spike or none (did not move) · transient (the last two blocks are back inside) ·
     collapse · immediate (from the first block on, at `sudden` of its largest size at once) · delayed (quiet for
-    `delayed_blocks`, then `sudden` of the largest size within the block of onset and the next) · gradual.
+    `delayed_blocks`, then a jump) · gradual.
 
     Args:
         e_B: Effect in transformed units.
@@ -92,7 +102,7 @@ def anomaly_type(
     size = float(np.abs(e_B).max())
     if onset == 0 and abs(e_B[0]) >= settings.sudden * size:
         return AnomalyType.IMMEDIATE
-    if onset >= settings.delayed_blocks and np.abs(e_B[onset : onset + 2]).max() >= settings.sudden * size:
+    if onset >= settings.delayed_blocks and jumps(e_B, onset, settings):
         return AnomalyType.DELAYED
     return AnomalyType.GRADUAL
 

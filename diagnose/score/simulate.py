@@ -65,7 +65,10 @@ class World:
         metrics = tuple(metric.name for metric in METRICS if metric.ranks)[:count]
         cards = [METRIC_BY_NAME[name] for name in metrics]
         sigma_M = noise * np.array([3 * card.floor for card in cards])
-        level_M = np.array([-2.0 if card.transform == "log10" else 0.5 for card in cards])
+        low = {"log10": -2.0}
+        level_M = np.array(
+            [low.get(card.transform, 0.03 if card.kind == "mismatch" else 0.5) for card in cards]
+        )
         drift_M = np.zeros(len(metrics))
         drift_M[0] = 8 * sigma_M[0]
         drift_M[[card.transform == "log10" and card.kind == "divergence" for card in cards]] = 1.0

@@ -19,6 +19,7 @@ from diagnose.score.noise import (
     blended,
     leave_one_out,
     margin,
+    matched,
     seed_scale,
     stand_in_scale,
     widened,
@@ -88,12 +89,14 @@ class System:
 
 
 def system(healthy: Healthy, clock: Clock, frame: Frame) -> System:
-    """Return a system that has nobody to borrow from: calibrated, own seeds, or within run."""
-    seeds = panel(healthy.seeds, clock, frame)
-    if len(healthy.seeds) >= frame.settings.own_seeds:
-        scale = seed_scale(seeds, frame.settings)
+    """Return a system that has nobody to borrow from: calibrated, own seeds (steadied), or within run."""
+    seeds, settings = panel(healthy.seeds, clock, frame), frame.settings
+    if len(healthy.seeds) >= settings.calibrated_seeds:
+        scale = seed_scale(seeds, settings)
     else:
-        scale = widened(within_run_scale(seeds, frame.settings), seeds)
+        scale = matched(within_run_scale(seeds, settings), seeds, settings)
+        if len(healthy.seeds) >= settings.own_seeds:
+            scale = blended(seed_scale(seeds, settings), scale, settings)
     reference = seeds if healthy.runs is healthy.seeds else panel(healthy.runs, clock, frame)
     return System(clock, healthy.runs, clock, reference, seeds, scale, borrowed=False)
 

@@ -152,7 +152,7 @@ def test_a_log_that_rounds_makes_both_logs_blind_below_its_last_digit():
 @pytest.mark.parametrize(
     ("steps", "first"),
     [
-        (range(0, 50), 0),
+        (range(0, 50), 1),
         (range(1, 50), 1),
         (range(5, 50, 5), 1),
         (range(10, 500, 10), 1),
@@ -166,7 +166,7 @@ def test_where_a_log_starts(steps, first):
 
 def test_horizon_is_the_shortest_since_each_ones_own_activation():
     long, short = run(np.ones(500)), run(np.ones(60))
-    laid = plan([long], [long], [short], [Replay("f", [short], from_step=11)], None, 301, DEFAULT)
+    laid = plan([long], [long], [short], [Replay("f", [short], from_step=11)], 301, DEFAULT)
     assert (laid.original.start, laid.proxy[11].start) == (301, 11)
     assert laid.original.horizon == laid.proxy[11].horizon == 50
     assert laid.enough and laid.contrast is Contrast.TWIN
@@ -174,13 +174,13 @@ def test_horizon_is_the_shortest_since_each_ones_own_activation():
 
 def test_one_replay_that_died_early_does_not_shorten_the_comparison():
     whole, dead = run(np.ones(60)), run(np.ones(7))
-    laid = plan([whole], [whole], [whole], [Replay("a", [whole]), Replay("b", [dead])], None, None, DEFAULT)
+    laid = plan([whole], [whole], [whole], [Replay("a", [whole]), Replay("b", [dead])], 1, DEFAULT)
     assert laid.original.horizon == 60
 
 
 def test_past_needs_a_baseline_on_both_sides():
     whole = run(np.ones(80))
-    at_onset = plan([whole], [], [whole], [Replay("a", [whole], from_step=31)], None, 31, DEFAULT)
-    at_start = plan([whole], [], [whole], [Replay("a", [whole])], None, 31, DEFAULT)
+    at_onset = plan([whole], [], [whole], [Replay("a", [whole], from_step=31)], 31, DEFAULT)
+    at_start = plan([whole], [], [whole], [Replay("a", [whole])], 31, DEFAULT)
     assert (at_onset.contrast, at_onset.original.baseline) == (Contrast.PAST, 30)
     assert at_start.contrast is Contrast.START
