@@ -6,13 +6,14 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 PLAYBOOK ?= playbooks/kl_spike.yaml
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-test run test bench clean distclean
+.PHONY: help setup setup-test run test bench accept clean distclean
 
 help:
 	@echo "make setup   the environment, in $(VENV)"
 	@echo "make run     set-up, then: diagnose run $(PLAYBOOK)"
 	@echo "make test    set-up with the test extras, then lint, types, layers and the whole suite"
 	@echo "make bench   set-up, then CPU seconds a step, seconds to build, wall time of the playbook"
+	@echo "make accept  set-up, then the spine's promises with real incidents (half an hour)"
 	@echo "make clean   remove caches and build products; make distclean: also $(VENV)"
 
 # Stamps make a second call instant: a target is redone only when what it was made from has changed.

@@ -7,6 +7,7 @@ seconds depend on the machine and its mood, ratios hardly.
 
 from __future__ import annotations
 
+import itertools
 import statistics
 import subprocess
 import sys
@@ -58,8 +59,10 @@ def cpu_seconds(function: object, repeats: int) -> float:
 def engine_step(folder: Path, recipe: Recipe) -> float:
     """Return the CPU seconds of one step of the local engine, start-up taken out."""
     marks: list[float] = []
-    local.run(RunSpec(str(folder), recipe, 1), folder, lambda _step, _metrics: marks.append(time.process_time()))
-    return statistics.median(b - a for a, b in zip(marks, marks[1:], strict=False))
+    local.run(
+        RunSpec(str(folder), recipe, 1), folder, lambda _step, _metrics: marks.append(time.process_time())
+    )
+    return statistics.median(b - a for a, b in itertools.pairwise(marks))
 
 
 def main() -> None:

@@ -1,0 +1,1 @@
+"""Measurements and acceptance checks: run by hand, never by the test suite."""
