@@ -159,9 +159,9 @@ def malformed(bench: Bench) -> None:
     text = shipped("kl_spike.yaml").read_text().replace("kl_divergence_increase", "kl_divergence_incraese")
     bad.write_text(text)
     done = call("run", str(bad))
-    line = next((ln for ln in done.stderr.splitlines() if "bad.yaml:" in ln), done.stderr)
-    holds = done.returncode == 2 and "bad.yaml:9:10" in line.replace("\n", "")
-    bench.row("malformed playbook", "exit 2, file:line:col", f"exit {done.returncode}, {line[-200:]}", holds)
+    said = " ".join(done.stderr.split())
+    holds = done.returncode == 2 and "bad.yaml:8:10: unknown symptom" in said and "allowed:" in said
+    bench.row("malformed playbook", "exit 2, file:line:col", f"exit {done.returncode}, {said[-300:]}", holds)
 
 
 def killed(bench: Bench) -> None:
