@@ -81,17 +81,46 @@ class FaultSpec:
 
 
 @dataclass(frozen=True)
+class EngineSpec:
+    """What runs a run, and how; everything but the name concerns verl.
+
+    Attributes:
+        name: "local" or "verl".
+        python: Interpreter of verl's environment, "" for the one that `proxy.engines.verl_env` finds.
+        trainer: verl's trainer: "v0" (`trainer.use_v1=False`) or "v1".
+        train_dtype: Precision of verl's training forward: "fp32", or "bf16" (verl's own default).
+        rollout_dtype: Precision of the rollout's weights: "bf16" or "fp32".
+        limit_s: Seconds that a run may take, 0 for no limit.
+    """
+
+    name: str = "local"
+    python: str = ""
+    trainer: str = "v0"
+    train_dtype: str = "fp32"
+    rollout_dtype: str = "bf16"
+    limit_s: float = 0.0
+
+    def key(self) -> list[str]:
+        """Return what distinguishes the runs of two engines, empty for the local one."""
+        if self.name == "local":
+            return []
+        return [self.name, self.trainer, self.train_dtype, self.rollout_dtype]
+
+
+@dataclass(frozen=True)
 class RunSpec:
-    """One run: model, recipe, fault or none, seed."""
+    """One run: model, recipe, seed, fault or none, engine."""
 
     model: str
     recipe: Recipe
     seed: int
     fault: FaultSpec | None = None
+    engine: EngineSpec = EngineSpec()
 
     def key(self, model_hash: str) -> str:
         """Return the content key of this run for a model with the given hash."""
-        return content_key(model_hash, asdict(self.recipe), self.seed, self.fault and asdict(self.fault))
+        fault = self.fault and asdict(self.fault)
+        return content_key(model_hash, asdict(self.recipe), self.seed, fault, *self.engine.key())
 
 
 @dataclass(frozen=True)
@@ -102,7 +131,8 @@ class BuildSpec:
         checkpoint: Folder in Hugging Face layout.
         out: Folder to write.
         experts: Experts kept a layer (K).
-        strategy: multi_view, a "+"-joined subset of router, coactivation, context, or frequency, random, first_k, merge.
+        strategy: multi_view, a "+"-joined subset of router, coactivation, context, or frequency, random, first_k,
+            merge.
         alpha: Weights of the three views (router, co-activation, context).
         normalisation: The tilde of the joint distance: min_max, max or rank.
         calibration: "embedded" or a JSONL file of token-id lists or texts.

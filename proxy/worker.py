@@ -15,7 +15,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TextIO
 
-from proxy.specs import BuildSpec, FaultSpec, Recipe, RunOutcome, RunSpec
+from proxy.specs import BuildSpec, EngineSpec, FaultSpec, Recipe, RunOutcome, RunSpec
 
 Emit = Callable[..., None]
 
@@ -31,7 +31,13 @@ def finite(metrics: Mapping[str, float]) -> dict[str, float | None]:
 def run_spec(raw: Mapping[str, Any]) -> RunSpec:
     """Return the spec of a ``run`` job."""
     fault = raw.get("fault")
-    return RunSpec(raw["model"], Recipe(**raw["recipe"]), raw["seed"], FaultSpec(**fault) if fault else None)
+    return RunSpec(
+        raw["model"],
+        Recipe(**raw["recipe"]),
+        raw["seed"],
+        FaultSpec(**fault) if fault else None,
+        EngineSpec(**raw.get("engine", {})),
+    )
 
 
 def write_outcome(out: Path, outcome: RunOutcome) -> None:
@@ -44,7 +50,6 @@ def write_outcome(out: Path, outcome: RunOutcome) -> None:
 def job_run(raw: Mapping[str, Any], out: str, emit: Emit) -> dict[str, Any]:
     """Carry out one training run; its metrics and outcome go to the folder `out`."""
     from proxy.embedded import resolve
-    from proxy.engines import local
 
     spec = run_spec(raw)
     folder = Path(out)
@@ -56,7 +61,14 @@ def job_run(raw: Mapping[str, Any], out: str, emit: Emit) -> dict[str, Any]:
             file.write(json.dumps({"step": step, "data": data}) + "\n")
             emit("step", step=step, steps=spec.recipe.steps, data=data)
 
-        outcome = local.run(spec, resolve(spec.model), on_step)
+        if spec.engine.name == "verl":
+            from proxy.engines import verl
+
+            outcome = verl.run(spec, resolve(spec.model), on_step, folder)
+        else:
+            from proxy.engines import local
+
+            outcome = local.run(spec, resolve(spec.model), on_step)
     write_outcome(folder, outcome)
     return asdict(outcome)
 

@@ -69,3 +69,8 @@ def prompts(split: str) -> tuple[str, ...]:
     found = [p for p in sums + products * 6 if split_of(p) == split]
     random.Random(split).shuffle(found)
     return tuple(found)
+
+
+def drawn(split: str, seed: int, step: int, count: int) -> list[str]:
+    """Return the prompts of one training step, none twice: every engine draws the same ones for a seed."""
+    return random.Random(f"data/{seed}/{step}").sample(prompts(split), count)

@@ -104,6 +104,10 @@ class Injector:
         self._sums[key] += value
         self._calls[key] += 1
 
+    def tally(self) -> dict[str, tuple[float, int]]:
+        """Return what the witness is made of, name → (sum, calls), so that several processes can be merged."""
+        return {key: (total, self._calls[key]) for key, total in self._sums.items()}
+
     def witness(self) -> dict[str, float]:
         """Return the numbers measured so far."""
         return {key: total / self._calls[key] for key, total in self._sums.items()}

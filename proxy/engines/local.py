@@ -200,10 +200,8 @@ def run(spec: RunSpec, folder: Path, on_step: OnStep) -> RunOutcome:
                 lag += 1
 
         # rollout
-        rng = random.Random(f"data/{recipe.data_seed or spec.seed}/{step}")
-        prompts = [
-            p for p in rng.sample(task.prompts("rl"), recipe.prompts) for _ in range(recipe.group_size)
-        ]
+        drawn = task.drawn("rl", recipe.data_seed or spec.seed, step, recipe.prompts)
+        prompts = [p for p in drawn for _ in range(recipe.group_size)]
         rollout_routes = RouteLog()
 
         def rollout_hook(

@@ -6,7 +6,7 @@ Legend of shape suffixes: ``_B`` responses, ``_P`` padded prompt positions, ``_L
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -55,13 +55,13 @@ def generate(
     *,
     max_new_tokens: int,
     temperature: float,
-    generator: torch.Generator,
+    generator: torch.Generator | Sequence[torch.Generator],
     tap: Tap = lambda _name, tensor: tensor,
 ) -> Batch:
     """Sample one response a row from the softmax of logits / temperature (temperature 0: greedy).
 
     The randomness is Gumbel noise from `generator`, one draw a row and token, so a run is reproducible whatever the
-    batch's other rows do.
+    batch's other rows do. With a generator for each row it is so whatever other rows there are.
     """
     batch, device = len(tokens_BP), tokens_BP.device
     cache = DynamicCache(config=policy.model.config)
@@ -82,7 +82,7 @@ def generate(
             logits_to_keep=1,
         ).logits[:, -1]
         logits_BV = tap("logits", logits_BV.float())
-        noise_BV = torch.empty(logits_BV.shape, dtype=torch.float32).exponential_(generator=generator)
+        noise_BV = _exponential_BV(logits_BV.shape, generator)
         true_scale = 1 / temperature if temperature else 1.0
         choice_BV = logits_BV * true_scale - (noise_BV.to(device).log() if temperature else 0)
         next_B = torch.where(alive_B == 1, choice_BV.argmax(-1), policy.pad)
@@ -101,6 +101,15 @@ def generate(
         torch.cat(masks[1:], 1),
         torch.cat(reported, 1),
         torch.cat(sampled, 1),
+    )
+
+
+def _exponential_BV(shape: torch.Size, generator: torch.Generator | Sequence[torch.Generator]) -> Tensor:
+    """Return standard exponential noise, from one generator or from one for each row."""
+    if isinstance(generator, torch.Generator):
+        return torch.empty(shape, dtype=torch.float32).exponential_(generator=generator)
+    return torch.stack(
+        [torch.empty(shape[1:], dtype=torch.float32).exponential_(generator=row) for row in generator]
     )
 
 

@@ -1,0 +1,225 @@
+"""Runs real verl: ``python -m verl.trainer.main_ppo`` in its own environment, with a fault or without.
+
+verl is not edited and not imported. A run has a job folder (`verl_job`), a process between us and verl that ends
+everything whatever happens to us (`verl_watch`), and a tail on verl's file logger. A run that is begun again begins
+anew: what was left of it is removed first.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from proxy.engines import verl_job, verl_watch
+from proxy.engines.verl_env import find_python
+from proxy.engines.verl_plugin.table import MARKER, hooks_of
+from proxy.specs import FaultSpec, RunOutcome, RunSpec
+
+OnStep = Callable[[int, dict[str, float]], None]
+
+STALL_S = 600.0
+"""A run in which nothing was logged for so long is given up."""
+_ERROR = re.compile(r"^(?:\(.*?\)\s*)?((?:\w+\.)*\w*(?:Error|Exception|Interrupt)\b.*)$")
+_ANSI = re.compile(r"\x1b\[[0-9;]*m")
+
+
+class RunFailed(ValueError):
+    """verl ended without finishing the run."""
+
+
+class InjectionFailed(ValueError):
+    """The plugin did not do what the card asks for."""
+
+
+def last_words(log: Path) -> str:
+    """Return the most telling line of verl's output: the last exception that is not about a lost process."""
+    text = log.read_text(encoding="utf-8", errors="replace") if log.exists() else ""
+    lines = [_ANSI.sub("", line).strip() for line in text.splitlines()]
+    errors = [found[1] for line in lines if (found := _ERROR.match(line))]
+    telling = [error for error in errors if not error.startswith(("ray.exceptions", "KeyboardInterrupt"))]
+    if telling or errors:
+        return (telling or errors)[-1][:300]
+    return next((line[:300] for line in reversed(lines) if line), "it wrote nothing")
+
+
+def reports(home: Path) -> list[dict[str, Any]]:
+    """Return the reports of all processes of a job so far."""
+    return [json.loads(path.read_text()) for path in sorted((home / "reports").glob("*.json"))]
+
+
+def merge(found: Sequence[Mapping[str, Any]]) -> tuple[dict[str, float], dict[int, dict[str, float]]]:
+    """Return (witness, metrics by step) of a whole job from the reports of its processes.
+
+    Means are taken over all calls in all processes, events averaged over the processes that saw them.
+    """
+    sums: dict[str, float] = defaultdict(float)
+    calls: dict[str, int] = defaultdict(int)
+    largest: dict[str, float] = {}
+    metrics: dict[int, dict[str, float]] = defaultdict(dict)
+    for report in found:
+        for name, (total, count) in report["witness"].items():
+            sums[name] += total
+            calls[name] += count
+        for name, value in report["largest"].items():
+            largest[name] = max(value, largest.get(name, value))
+        for step, values in report["metrics"].items():
+            metrics[int(step)] |= values
+    means = {name: total / calls[name] for name, total in sums.items() if calls[name]}
+    return means | largest, dict(metrics)
+
+
+def check_plugin(home: Path, fault: FaultSpec | None, trainer: str) -> None:
+    """Check that the plugin is where it has to be: verl goes on without a word where one does not load.
+
+    Raises:
+        InjectionFailed: It is not, or it reported an error.
+    """
+    log = home / "verl.log"
+    found = reports(home)
+    for report in found:
+        if report["error"]:
+            raise InjectionFailed(f"injection failed in verl's {report['kind']}: {report['error']}")
+    if MARKER not in log.read_text(encoding="utf-8", errors="replace"):
+        raise InjectionFailed("injection failed: the plugin was not loaded by verl")
+    if fault is None:
+        return
+    kinds = {report["kind"] for report in found}
+    there = {hook for report in found for hook in report["hooks"]}
+    for hook in hooks_of(fault.stage, fault.form, trainer):
+        place = f"{hook.module}:{hook.symbol}" if hook.module else ""
+        if hook.process not in kinds or (place and place not in there):
+            what = place or f"a {hook.process} of ours"
+            raise InjectionFailed(f"injection failed: {what} is not in place in verl's {hook.process}")
+
+
+class Tail:
+    """Reads verl's file logger as it grows; a half-written last line waits for its end."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._offset = 0
+
+    def poll(self) -> list[tuple[int, dict[str, float]]]:
+        """Return the records that are new: (step, metrics), null as NaN, strings left out."""
+        if not self._path.exists():
+            return []
+        with self._path.open("rb") as file:
+            file.seek(self._offset)
+            text = file.read()
+        whole = text[: text.rfind(b"\n") + 1]
+        self._offset += len(whole)
+        found = []
+        for line in whole.splitlines():
+            record = json.loads(line)
+            data = {
+                name: float("nan") if value is None else float(value)
+                for name, value in record["data"].items()
+                if value is None or isinstance(value, int | float)
+            }
+            found.append((int(record["step"]), data))
+        return found
+
+
+class Launcher:
+    """One verl process tree; a context manager that leaves none of it behind."""
+
+    def __init__(self, home: Path, command: Sequence[str], environment: Mapping[str, str]) -> None:
+        # Ray puts sockets into this folder: their paths must stay under 108 bytes.
+        self.temp = Path(tempfile.mkdtemp(prefix="rld-"))
+        self.log = home / "verl.log"
+        self._usage = home / "usage.json"
+        order = {
+            "command": [*command, f"+ray_kwargs.ray_init._temp_dir={self.temp}"],
+            "log": str(self.log),
+            "cwd": str(home),
+            "temp": str(self.temp),
+            "usage": str(self._usage),
+        }
+        (home / "order.json").write_text(json.dumps(order, indent=1))
+        self.process = subprocess.Popen(
+            [sys.executable, "-I", verl_watch.__file__, str(home / "order.json")],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            env={**environment},
+            start_new_session=True,  # Ctrl-C and our own end reach it by its standard input alone
+        )
+
+    def __enter__(self) -> Launcher:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """End everything, and wait for it."""
+        assert self.process.stdin
+        self.process.stdin.close()
+        self.process.wait()
+        shutil.rmtree(self.temp, ignore_errors=True)
+
+    def cpu_s(self) -> float:
+        """Return the CPU seconds of the tree, known after its end."""
+        return float(json.loads(self._usage.read_text())["cpu_s"]) if self._usage.exists() else 0.0
+
+
+def run(spec: RunSpec, checkpoint: Path, on_step: OnStep, folder: Path) -> RunOutcome:
+    """Carry out one run and report each step through `on_step(step, metrics)`, as the local engine does.
+
+    Args:
+        spec: The run.
+        checkpoint: Checkpoint folder, already resolved.
+        on_step: Called for each record of verl's file logger, with the plugin's metrics of that step added.
+        folder: Run folder; the job lies in its ``verl`` folder afterwards, without the plugin's caches.
+
+    Raises:
+        NoVerl: There is no environment with verl.
+        CannotExpress: verl cannot carry out this run.
+        InjectionFailed: The plugin is not in place, or reported an error.
+        RunFailed: verl ended early, stalled, or took longer than allowed.
+    """
+    begin = time.monotonic()
+    python = find_python(spec.engine.python)
+    home = (folder / "verl").absolute()
+    settings = verl_job.write_job(home, spec, checkpoint.absolute())
+    command = [str(python), "-m", "verl.trainer.main_ppo", *settings]
+    tail, steps, heard, checked = Tail(home / "verl.jsonl"), 0, begin, False
+    with Launcher(home, command, verl_job.environment(home, os.environ)) as launcher:
+        code: int | None = None
+        while code is None:
+            code = launcher.process.poll()
+            for step, metrics in tail.poll():
+                heard = time.monotonic()
+                if step and not checked:
+                    check_plugin(home, spec.fault, spec.engine.trainer)
+                    checked = True
+                on_step(step, metrics | merge(reports(home))[1].get(step, {}))
+                steps = max(steps, step)
+            now = time.monotonic()
+            if now - heard > STALL_S:
+                raise RunFailed(f"verl logged nothing for {STALL_S:.0f} s: {last_words(launcher.log)}")
+            if spec.engine.limit_s and now - begin > spec.engine.limit_s:
+                raise RunFailed(f"verl took longer than {spec.engine.limit_s:g} s, at step {steps}")
+            time.sleep(0.1)
+    if code or steps < spec.recipe.steps:
+        check_plugin(home, spec.fault, spec.engine.trainer)
+        raise RunFailed(f"verl ended with code {code} after {steps} steps: {last_words(home / 'verl.log')}")
+    for scrap in ("hf", "hydra", "checkpoints"):
+        shutil.rmtree(home / scrap, ignore_errors=True)
+    return RunOutcome(
+        "completed",
+        steps=steps,
+        witness=merge(reports(home))[0],
+        cpu_s=launcher.cpu_s(),
+        wall_s=time.monotonic() - begin,
+    )

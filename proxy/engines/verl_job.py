@@ -1,0 +1,315 @@
+"""Lays out the job folder of one verl run: plugin, data, reward function, command line (torch-free).
+
+Under ``path/`` lies the one package that goes on the job's module path: the plugin with copies of the modules that it
+shares with the local engine, the injections among them. Their imports are rewritten to the plugin's own name, so that
+nothing named ``proxy`` or ``taxonomy`` can meet a package of the user's. `ORIGIN` in the package holds the hashes of
+the files it was copied from.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.util
+import json
+import re
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from proxy.embedded import task
+from proxy.engines.verl_plugin.table import ROLLOUT, hooks_of
+from proxy.specs import EngineSpec, FaultSpec, Recipe, RunSpec
+from taxonomy.stages import Form
+
+PACKAGE = "rl_diagnose_plugin"
+ENTRY = f"{PACKAGE}.proxy.engines.verl_plugin.entry"
+SHARED = (
+    "taxonomy.stages",
+    "proxy.specs",
+    "proxy.embedded.task",
+    "proxy.engines.devices",
+    "proxy.engines.injector",
+    "proxy.engines.local",
+    "proxy.engines.metrics",
+    "proxy.engines.policy",
+    "proxy.engines.rollout",
+)
+"""Modules that the plugin shares with the local engine."""
+
+_IMPORT = re.compile(r"^(\s*(?:from|import)\s+)(taxonomy|proxy)\b", re.MULTILINE)
+_BF16_DTYPES = {"fp32": "float32", "bf16": "bfloat16"}
+
+
+class CannotExpress(ValueError):
+    """The verl engine cannot carry out this run; it is never imitated."""
+
+
+def source_of(module: str) -> Path:
+    """Return the file of a module, without importing it."""
+    spec = importlib.util.find_spec(module)
+    if spec is None or spec.origin is None or not spec.origin.endswith(".py"):
+        raise CannotExpress(f"the module {module} is no single Python file that could be carried into verl")
+    return Path(spec.origin)
+
+
+def carried(fault: FaultSpec | None) -> dict[str, Path]:
+    """Return the modules that go into the plugin: name → file."""
+    plugin = Path(__file__).parent / "verl_plugin"
+    found = {f"proxy.engines.verl_plugin.{file.stem}": file for file in sorted(plugin.glob("*.py"))}
+    found |= {module: source_of(module) for module in SHARED}
+    injections = source_of("taxonomy.inject").parent
+    found |= {f"taxonomy.inject.{file.stem}": file for file in sorted(injections.glob("*.py"))}
+    if fault and (module := fault.inject.partition(":")[0]) not in found:
+        found[module] = source_of(module)
+    return found
+
+
+def rewritten(source: str) -> str:
+    """Return a module's source with its imports of our packages made imports of the plugin's."""
+    return _IMPORT.sub(rf"\g<1>{PACKAGE}.\g<2>", source)
+
+
+def write_plugin(home: Path, fault: FaultSpec | None) -> None:
+    """Write the plugin package into the folder `home`."""
+    root = home / PACKAGE
+    origin = {}
+    for module, file in carried(fault).items():
+        source = file.read_text(encoding="utf-8")
+        name = module.removesuffix(".__init__").replace(".", "/")
+        target = root / (f"{name}/__init__.py" if module.endswith("__init__") else f"{name}.py")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(rewritten(source), encoding="utf-8")
+        origin[module] = hashlib.sha256(source.encode()).hexdigest()
+    for folder in [root, *(path for path in root.rglob("*") if path.is_dir())]:
+        (folder / "__init__.py").touch()
+    (root / "ORIGIN").write_text(json.dumps(origin, indent=1, sort_keys=True))
+
+
+def rows(prompts: Sequence[str]) -> str:
+    """Return prompts as verl's dataset rows, JSON lines."""
+    return "".join(
+        json.dumps(
+            {
+                "prompt": [{"role": "user", "content": prompt}],
+                "data_source": "arithmetic",
+                "reward_model": {"style": "rule", "ground_truth": prompt},
+                "extra_info": {"index": index},
+            }
+        )
+        + "\n"
+        for index, prompt in enumerate(prompts)
+    )
+
+
+def write_data(home: Path, recipe: Recipe, seed: int) -> None:
+    """Write the prompts of all steps in order (the very ones the local engine draws), and the held-out ones."""
+    drawn = [
+        prompt
+        for step in range(1, recipe.steps + 1)
+        for prompt in task.drawn("rl", recipe.data_seed or seed, step, recipe.prompts)
+    ]
+    (home / "train.jsonl").write_text(rows(drawn))
+    (home / "test.jsonl").write_text(rows(task.prompts("test")[: recipe.eval_prompts]))
+
+
+REWARD = f'''from {PACKAGE}.proxy.embedded.task import grade
+
+
+def compute_score(data_source, solution_str, ground_truth, extra_info=None, **_):
+    """Grade one response; verl's reward loop calls this by name."""
+    reward = grade(ground_truth, solution_str)
+    return {{"score": reward.total, "answer": reward.answer, "format": reward.format}}
+'''
+"""The reward function's file. verl loads it by path under a name of its own: it can't hold the dataclasses itself."""
+
+
+def by_hydra(fault: FaultSpec | None) -> bool:
+    """Whether a fault is a change of settings for the whole run, so that the command line alone makes it."""
+    return (
+        fault is not None
+        and fault.form == Form.OVERRIDES
+        and fault.from_step <= 1
+        and not fault.until_step
+        and fault.probability >= 1
+    )
+
+
+def checked(spec: RunSpec) -> None:
+    """Raise `CannotExpress` where verl, or this version of the engine, cannot carry out a run."""
+    fault, trainer = spec.fault, spec.engine.trainer
+    if trainer not in ("v0", "v1"):
+        raise CannotExpress(f"verl has no trainer {trainer!r}; there are v0 and v1")
+    for dtype in (spec.engine.train_dtype, spec.engine.rollout_dtype):
+        if dtype not in _BF16_DTYPES:
+            raise CannotExpress(f"the verl engine has no precision {dtype!r}; there are fp32 and bf16")
+    if spec.recipe.exact:
+        raise CannotExpress("verl always has a rollout of its own: recipe.exact is for the local engine")
+    if spec.recipe.prompts % spec.recipe.mini_batches:
+        raise CannotExpress("verl cuts a step by prompts: prompts must be a multiple of mini_batches")
+    if fault and not hooks_of(fault.stage, fault.form, trainer):
+        raise CannotExpress(
+            f"the verl engine has no {fault.form} injection at the {fault.stage} stage under the {trainer} trainer"
+        )
+
+
+def overridden(spec: RunSpec) -> dict[str, Any]:
+    """Return the recipe fields that the fault changes at its first step.
+
+    Raises:
+        CannotExpress: One of them is none that verl can be given.
+    """
+    fault = spec.fault
+    if fault is None or fault.form != Form.OVERRIDES:
+        return {}
+    module, _, name = fault.inject.partition(":")
+    fields: dict[str, Any] = getattr(importlib.import_module(module), name)(fault.params, asdict(spec.recipe))
+    can = {t for hook in hooks_of(fault.stage, fault.form, spec.engine.trainer) for t in hook.tensors}
+    can |= {"lr", "max_grad_norm", "kl_coef", "clip_ratio", "epochs"}
+    if wrong := sorted(set(fields) - can):
+        raise CannotExpress(f"the verl engine cannot change {', '.join(wrong)}")
+    return fields
+
+
+def write_job(home: Path, spec: RunSpec, checkpoint: Path) -> list[str]:
+    """Lay out the folder `home` (made anew) and return the overrides of verl's command line.
+
+    Raises:
+        CannotExpress: verl cannot carry out this run.
+    """
+    checked(spec)
+    fields = overridden(spec)
+    shutil.rmtree(home, ignore_errors=True)
+    home.mkdir(parents=True)
+    write_plugin(home / "path", spec.fault)
+    write_data(home, spec.recipe, spec.seed)
+    (home / "reward.py").write_text(REWARD)
+    fault = spec.fault and replace(spec.fault, inject=f"{PACKAGE}.{spec.fault.inject}")
+    settled = fields if by_hydra(spec.fault) else {}
+    job = {
+        "recipe": asdict(spec.recipe),
+        "seed": spec.seed,
+        "fault": fault and asdict(fault),
+        "by_hydra": sorted(settled),
+        "platform": "cpu",
+        "rollout": {"checkpoint": str(checkpoint), "dtype": _BF16_DTYPES[spec.engine.rollout_dtype]},
+    }
+    (home / "job.json").write_text(json.dumps(job, indent=1))
+    return overrides(home, replace(spec.recipe, **settled), spec.seed, spec.engine, checkpoint)
+
+
+def overrides(home: Path, recipe: Recipe, seed: int, engine: EngineSpec, checkpoint: Path) -> list[str]:
+    """Return Hydra overrides that make verl's GRPO the recipe, on a CPU."""
+    model, actor, ref, rollout = (
+        f"actor_rollout_ref.{part}" for part in ("model", "actor", "ref", "rollout")
+    )
+    batch = recipe.prompts * recipe.group_size
+    settings: dict[str, Any] = {
+        "algorithm.adv_estimator": "grpo",
+        "algorithm.use_kl_in_reward": False,
+        "data.train_files": home / "train.jsonl",
+        "data.val_files": home / "test.jsonl",
+        "data.train_batch_size": recipe.prompts,
+        "data.shuffle": False,
+        "data.max_prompt_length": 16,
+        "data.max_response_length": recipe.max_new_tokens,
+        "data.dataloader_num_workers": 0,
+        f"{model}.path": checkpoint,
+        f"{model}.use_remove_padding": False,
+        f"{model}.enable_gradient_checkpointing": False,
+        f"+{model}.override_config.attn_implementation": "eager",
+        f"{actor}.strategy": "fsdp2",
+        f"{actor}.use_torch_compile": False,
+        f"{actor}.fsdp_config.use_torch_compile": False,
+        f"{actor}.fsdp_config.seed": seed,
+        f"+{actor}.fsdp_config.mixed_precision.param_dtype": engine.train_dtype,
+        f"{actor}.ppo_mini_batch_size": recipe.prompts // recipe.mini_batches,
+        f"{actor}.ppo_micro_batch_size_per_gpu": batch // recipe.mini_batches,
+        f"{actor}.ppo_epochs": recipe.epochs,
+        f"{actor}.shuffle": True,
+        f"{actor}.data_loader_seed": seed,
+        f"{actor}.use_kl_loss": True,
+        f"{actor}.kl_loss_type": "low_var_kl",
+        f"{actor}.kl_loss_coef": recipe.kl_coef,
+        f"{actor}.clip_ratio": recipe.clip_ratio,
+        f"{actor}.clip_ratio_low": recipe.clip_ratio,
+        f"{actor}.clip_ratio_high": recipe.clip_ratio,
+        f"{actor}.optim.lr": recipe.lr,
+        f"{actor}.optim.clip_grad": recipe.max_grad_norm,
+        f"{actor}.optim.betas": "[0.9,0.999]",
+        f"{actor}.optim.weight_decay": 0.01,
+        f"{ref}.strategy": "fsdp2",
+        f"{ref}.use_torch_compile": False,
+        f"{ref}.fsdp_config.use_torch_compile": False,
+        f"+{ref}.fsdp_config.mixed_precision.param_dtype": engine.train_dtype,
+        f"{ref}.log_prob_micro_batch_size_per_gpu": batch,
+        f"{rollout}.name": ROLLOUT,
+        f"{rollout}.n": recipe.group_size,
+        f"{rollout}.temperature": recipe.temperature,
+        f"{rollout}.tensor_model_parallel_size": 1,
+        f"{rollout}.dtype": _BF16_DTYPES[engine.rollout_dtype],
+        f"{rollout}.calculate_log_probs": True,
+        f"{rollout}.full_determinism": True,
+        f"{rollout}.seed": seed,
+        f"{rollout}.log_prob_micro_batch_size_per_gpu": batch,
+        f"{rollout}.agent.num_workers": 1,
+        f"{rollout}.val_kwargs.temperature": recipe.temperature,
+        f"{rollout}.val_kwargs.do_sample": True,
+        f"{rollout}.val_kwargs.n": 1,
+        "reward.num_workers": 1,
+        "reward.custom_reward_function.path": home / "reward.py",
+        "trainer.use_v1": engine.trainer == "v1",
+        "trainer.logger": "[console,file]",
+        "trainer.device": "cpu",
+        "trainer.nnodes": 1,
+        "trainer.n_gpus_per_node": 1,
+        "trainer.balance_batch": False,
+        "trainer.total_epochs": 1,
+        "trainer.total_training_steps": recipe.steps,
+        "trainer.val_before_train": bool(recipe.eval_every),
+        "trainer.test_freq": recipe.eval_every or -1,
+        "trainer.save_freq": -1,
+        "trainer.resume_mode": "disable",
+        "trainer.project_name": "rl_diagnose",
+        "trainer.default_local_dir": home / "checkpoints",
+        "ray_kwargs.ray_init.num_cpus": 12,
+        "+ray_kwargs.ray_init.num_gpus": 1,
+        "+ray_kwargs.ray_init.address": "local",
+        "+ray_kwargs.ray_init.include_dashboard": False,
+        "+ray_kwargs.ray_init.object_store_memory": 200_000_000,
+        "hydra.run.dir": home / "hydra",
+        "hydra.output_subdir": "null",
+    }
+    if engine.trainer == "v1":
+        settings |= {
+            "transfer_queue.backend.SimpleStorage.num_data_storage_units": 1,
+            "transfer_queue.backend.SimpleStorage.total_storage_size": 4000,
+        }
+    return [f"{name}={value}" for name, value in settings.items()]
+
+
+def environment(home: Path, base: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment of the job: nothing of ours but the plugin, nothing that needs a network."""
+    dropped = ("PYTHON", "RAY_", "VERL_", "HYDRA_", "DIAGNOSE_")
+    kept = {name: value for name, value in base.items() if not name.startswith(dropped)}
+    return kept | {
+        "PYTHONPATH": str(home / "path"),
+        "PYTHONUNBUFFERED": "1",
+        "RL_DIAGNOSE_JOB": str(home),
+        "VERL_USE_EXTERNAL_MODULES": ENTRY,
+        "VERL_USE_EXTERNAL_PLUGINS": "none",
+        "VERL_PLATFORM": "cpu",
+        "VERL_ENGINE_DEVICE": "cuda",
+        "VERL_FILE_LOGGER_PATH": str(home / "verl.jsonl"),
+        "RAY_DEDUP_LOGS": "0",
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_worker_niceness": "0",
+        "OMP_NUM_THREADS": "1",
+        "MKL_NUM_THREADS": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+        "HF_HUB_OFFLINE": "1",
+        "HF_HOME": str(home / "hf"),
+        "WANDB_MODE": "disabled",
+    }

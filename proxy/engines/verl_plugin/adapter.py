@@ -1,0 +1,254 @@
+"""A Hugging Face rollout on the CPU as a verl rollout backend: the same decoding as the local engine's.
+
+Three parts, as verl wants them: the `Server` (a Ray actor that holds a second copy of the weights and decodes with a
+KV cache), the `Replica` that starts it, and the `Adapter` that carries weights from a training worker to it.
+Requests that arrive together are decoded as one batch. Each has a noise of its own, seeded by run, prompt and place in
+the batch, so that a run can be repeated.
+
+Legend of shape suffixes: ``_B`` requests of one batch, ``_P`` padded prompt positions, ``_R`` response positions.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ray
+import torch
+from torch import Tensor
+from verl.workers.rollout.base import BaseRollout
+from verl.workers.rollout.replica import RolloutReplica, TokenOutput
+
+from proxy.engines import local, policy, rollout
+from proxy.engines.verl_plugin.state import process, told
+from proxy.engines.verl_plugin.table import ROLLOUT, SERVER
+from taxonomy.stages import Stage
+
+QUIET_S = 0.05
+"""A batch is complete when a full step's requests are there, or when none came for so long."""
+BUCKET_BYTES = 64 << 20
+_EXPERT = re.compile(r"(.+\.experts)\.(\d+)\.(gate_proj|up_proj|down_proj)\.weight")
+
+
+@dataclass
+class Request:
+    """One prompt to be answered."""
+
+    prompt: list[int]
+    place: int
+    params: dict[str, Any]
+    answer: asyncio.Future[TokenOutput]
+
+
+def copy_weight(target: dict[str, Tensor], name: str, tensor: Tensor) -> None:
+    """Copy a tensor under its checkpoint name into a state dict with packed experts."""
+    found = _EXPERT.fullmatch(name)
+    if found is None or name in target:
+        target[name].copy_(tensor)
+        return
+    stem, expert, kind = found[1], int(found[2]), found[3]
+    if kind == "down_proj":
+        target[f"{stem}.down_proj"][expert].copy_(tensor)
+        return
+    packed = target[f"{stem}.gate_up_proj"][expert]
+    half = packed.shape[0] // 2
+    packed[:half].copy_(tensor) if kind == "gate_proj" else packed[half:].copy_(tensor)
+
+
+class Server:
+    """The rollout: a copy of the model that answers requests. Runs as a Ray actor."""
+
+    def __init__(self) -> None:
+        torch.set_num_threads(1)
+        state = process()
+        state.kind = SERVER
+        job = state.job["rollout"]
+        self._policy = policy.load(Path(job["checkpoint"]), getattr(torch, job["dtype"]), torch.device("cpu"))
+        self._shares: list[Tensor] = []
+        self._waiting: list[Request] = []
+        self._seen: Counter[tuple[int, ...]] = Counter()
+        self._worker: asyncio.Task[None] | None = None
+        self._last_sync = 0
+        state.report()
+
+    def ready(self) -> bool:
+        """Return True: the constructor has run."""
+        return True
+
+    @torch.no_grad()
+    def load_weights(self, weights: list[tuple[str, Tensor]]) -> None:
+        """Copy a bucket of weights, converted to this copy's precision."""
+        target = self._policy.model.state_dict()
+        for name, tensor in weights:
+            copy_weight(target, name, tensor)
+
+    @told
+    def begin_step(self, step: int, synced: bool) -> None:
+        """Note that a step begins; `synced` says whether new weights have come for it."""
+        state = process()
+        state.step = step
+        self._seen.clear()
+        if synced:
+            self._last_sync = step
+        if not self._shares:  # as healthy as it will ever be: before the first rollout
+            self._shares = local.routing_shares(self._policy, state.recipe, state.seed)
+        lag = float(step - self._last_sync)
+        state.metrics[step]["rollout/weight_lag"] = lag
+        if state.injector.active(step):
+            state.saw(weight_lag=lag)
+        state.report()
+
+    async def generate(
+        self, prompt_ids: list[int], sampling_params: dict[str, Any], request_id: str, **_: Any
+    ) -> TokenOutput:
+        """Answer one prompt."""
+        prompt = tuple(prompt_ids)
+        place = request_id.rpartition("det-")[2]
+        request = Request(
+            list(prompt),
+            int(place) if place.isdigit() and "det-" in request_id else self._seen[prompt],
+            sampling_params,
+            asyncio.get_running_loop().create_future(),
+        )
+        self._seen[prompt] += 1
+        self._waiting.append(request)
+        if self._worker is None or self._worker.done():
+            self._worker = asyncio.create_task(self._work())
+        return await request.answer
+
+    async def _work(self) -> None:
+        """Answer what is waiting, batch by batch."""
+        full = process().recipe.prompts * process().recipe.group_size
+        while self._waiting:
+            count = -1
+            while len(self._waiting) != count and len(self._waiting) < full:
+                count = len(self._waiting)
+                await asyncio.sleep(QUIET_S)
+            batch, self._waiting = self._waiting, []
+            batch.sort(key=lambda request: (request.place, request.prompt))
+            try:
+                answers = self._decode(batch)
+            except Exception as error:
+                for request in batch:
+                    request.answer.set_exception(error)
+                raise
+            for request, answer in zip(batch, answers, strict=True):
+                request.answer.set_result(answer)
+
+    @told
+    def _decode(self, batch: list[Request]) -> list[TokenOutput]:
+        """Decode one batch; every request in it has the same sampling parameters."""
+        state, model = process(), self._policy
+        width = max(len(request.prompt) for request in batch)
+        pads = [width - len(request.prompt) for request in batch]
+        rows = list(zip(pads, batch, strict=True))
+        tokens_BP = torch.tensor([[model.pad] * pad + request.prompt for pad, request in rows])
+        mask_BP = torch.tensor([[0] * pad + [1] * len(request.prompt) for pad, request in rows])
+        params = batch[0].params
+        context = state.context(top_k=model.top_k, num_experts=model.num_experts)
+
+        def tap(name: str, tensor: Tensor) -> Tensor:
+            changed: Tensor = state.injector.transform(Stage.ROLLOUT, name, tensor, context)
+            return changed
+
+        def route(position: int, routes: policy.Routes) -> policy.Routes:
+            moment = state.context(
+                top_k=model.top_k,
+                num_experts=model.num_experts,
+                layer=model.layers[position],
+                routing_share_E=self._shares[position],
+            )
+            changed: policy.Routes = state.injector.transform(Stage.ROLLOUT, "routes", routes, moment)
+            return changed
+
+        model.hook = route
+        found = rollout.generate(
+            model,
+            tokens_BP,
+            mask_BP,
+            max_new_tokens=params.get("max_tokens") or state.recipe.max_new_tokens,
+            temperature=float(params["temperature"]),
+            generator=[local.seeded("rollout", state.seed, r.place, *r.prompt) for r in batch],
+            tap=tap,
+        )
+        model.hook = None
+        state.report()
+        response_BR = found.tokens_BL[:, width:]
+        answers = []
+        for ids_R, log_probs_R, mask_R in zip(
+            response_BR, found.log_probs_BR, found.response_mask_BR.bool(), strict=True
+        ):
+            answers.append(
+                TokenOutput(
+                    token_ids=ids_R[mask_R].tolist(),
+                    log_probs=log_probs_R[mask_R].tolist(),
+                    stop_reason="completed",
+                    extra_fields={"global_steps": state.step - 1},
+                )
+            )
+        return answers
+
+    async def wake_up(self, *_a: Any, **_k: Any) -> None:
+        """Do nothing: there is no memory to free and no request to abort on a CPU."""
+
+    sleep = clear_kv_cache = release_kv_cache = resume_kv_cache = wake_up
+    abort_all_requests = resume_generation = start_profile = stop_profile = wake_up
+
+
+def server_name(rank: int) -> str:
+    """Return the Ray name under which an adapter finds its server."""
+    return f"{ROLLOUT}_server_{rank}"
+
+
+class Replica(RolloutReplica):  # type: ignore[misc]
+    """Starts one server."""
+
+    async def launch_servers(self) -> None:
+        """Start the server and wait for it."""
+        server = (
+            ray.remote(Server)
+            .options(name=server_name(self.replica_rank), max_concurrency=self.max_concurrency, num_cpus=1)
+            .remote()
+        )
+        await server.ready.remote()
+        self.servers = [server]
+        self._server_handle = server
+        self._server_address = server_name(self.replica_rank)
+
+
+class Adapter(BaseRollout):  # type: ignore[misc]
+    """Carries weights from the training worker that it lives in to the server."""
+
+    async def resume(self, tags: list[str]) -> None:
+        """Do nothing: the server never gave anything up."""
+
+    async def release(self) -> None:
+        """Do nothing."""
+
+    async def update_weights(
+        self,
+        weights: Iterable[tuple[str, Any]],
+        wire_format: str = "named_tensors",
+        global_steps: int | None = None,
+        **_: Any,
+    ) -> None:
+        """Send the weights in buckets, then say that a step begins."""
+        assert wire_format == "named_tensors", wire_format
+        server = ray.get_actor(server_name(0))
+        bucket: list[tuple[str, Tensor]] = []
+        size, sent = 0, False
+        for name, tensor in weights:
+            bucket.append((name, tensor.detach().cpu().clone()))
+            size += bucket[-1][1].nbytes
+            if size >= BUCKET_BYTES:
+                await server.load_weights.remote(bucket)
+                bucket, size, sent = [], 0, True
+        if bucket:
+            await server.load_weights.remote(bucket)
+            sent = True
+        await server.begin_step.remote(process().step, sent)
