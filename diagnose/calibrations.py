@@ -40,6 +40,8 @@ def keep_calibration(session: Session, folder: RunFolder, proxy_hash: str) -> Pa
     kept = folder.path / KEPT
     if kept.exists():
         return kept
+    if session.engine != "local" and not session.calibration:
+        return None  # what is on file was computed by the local engine
     if session.calibration:
         source = Path(session.calibration)
         Calibration.load(source).check(proxy_hash=proxy_hash, recipe_hash=recipe_hash(session.recipe))

@@ -232,6 +232,7 @@ def record(
         Path | None, typer.Option("--answers", metavar="FILE", help="Where the fault is written down.")
     ] = None,
     settings: Settings = None,
+    engine: Annotated[str, typer.Option("--engine", help="local or verl.")] = "local",
     json: Json = False,
 ) -> None:
     """Run the original, with a fault or without, to make a log (and a manifest beside it)."""
@@ -241,7 +242,16 @@ def record(
     terminal = terminal_for(json)
     recipe = lab.changed(Recipe(), [*(settings or ()), *([f"steps={steps}"] if steps else ())])
     order = lab.Recording(
-        checkpoint, recipe, seed, out, fault, strength, from_step, answers, tuple(settings or ())
+        checkpoint,
+        recipe,
+        seed,
+        out,
+        fault,
+        strength,
+        from_step,
+        answers,
+        tuple(settings or ()),
+        lab.engine_named(engine, fault),
     )
     manifest = lab.record(order, terminal)
     if json:

@@ -13,6 +13,8 @@ from importlib.metadata import PackageNotFoundError, packages_distributions, ver
 from importlib.util import find_spec
 from pathlib import Path
 
+from proxy.engines.verl_env import TESTED, NoVerl, find_python
+
 DISTRIBUTION = "rl-diagnose"
 PACKAGES = ("diagnose", "proxy", "taxonomy")
 PROBE_S = 120.0
@@ -145,10 +147,16 @@ def _transformers() -> Check:
 
 
 def _verl() -> Check:
-    found = _installed("verl")
-    if found is None:
-        return Check("verl", "absent", "not installed (this version's engines are: local)")
-    return Check("verl", "ok", f"{found} (this version's engines are: local)")
+    """An environment of its own: verl's pins and ours don't agree."""
+    try:
+        python = find_python()
+    except NoVerl as error:
+        return Check("verl", "absent", str(error), f"only for --engine verl: {error.mend}")
+    root = python.parent.parent
+    found = next(root.glob("lib/python3*/site-packages/verl/version/version")).read_text().strip()
+    if found != TESTED:
+        return Check("verl", "warn", f"{found} in {root}; tested with {TESTED}", "make verl-env")
+    return Check("verl", "ok", f"{found} in {root}")
 
 
 def _packages() -> Check:

@@ -7,7 +7,7 @@ import json
 import shlex
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -17,7 +17,7 @@ from diagnose.errors import DiagnoseError
 from diagnose.jobs import model_hash, read_outcome, run_all, run_job
 from diagnose.session import fault_spec, recipe_hash
 from diagnose.store import read_json, write_json
-from proxy.specs import BuildSpec, Recipe, RunSpec
+from proxy.specs import BuildSpec, EngineSpec, Recipe, RunSpec
 from taxonomy.metrics import METRIC_BY_NAME
 
 if TYPE_CHECKING:
@@ -57,6 +57,24 @@ def changed(recipe: Recipe, settings: Sequence[str]) -> Recipe:
     return recipe
 
 
+def engine_named(name: str, fault: str = "") -> EngineSpec:
+    """Return an engine by name, ready to run.
+
+    Raises:
+        DiagnoseError: There is none, or it cannot express the fault.
+        NoVerl: There is no environment with verl.
+    """
+    from proxy.engines.base import CAPABILITIES, refusal
+    from proxy.engines.verl_env import find_python
+    from taxonomy.registry import library
+
+    if name not in CAPABILITIES:
+        raise DiagnoseError(f"there is no engine {name!r}: there are: {', '.join(CAPABILITIES)}")
+    if fault and (why := refusal(name, library()[fault])):
+        raise DiagnoseError(why)
+    return EngineSpec(name, python=str(find_python())) if name == "verl" else EngineSpec()
+
+
 @dataclass(frozen=True)
 class Recording:
     """What `diagnose record` was asked for.
@@ -71,6 +89,7 @@ class Recording:
         from_step: First step at which the fault is active.
         answers: File that remembers the fault; required with one.
         settings: The ``--set`` options as given, for the manifest.
+        engine: What runs it.
     """
 
     checkpoint: str
@@ -82,6 +101,7 @@ class Recording:
     from_step: int = 1
     answers: Path | None = None
     settings: tuple[str, ...] = ()
+    engine: EngineSpec = field(default_factory=EngineSpec)
 
 
 def record(order: Recording, terminal: Terminal) -> dict[str, Any]:
@@ -102,11 +122,12 @@ def record(order: Recording, terminal: Terminal) -> dict[str, Any]:
     fault = None
     if order.fault:
         fault = fault_spec(library()[order.fault], order.strength, order.from_step)
-    spec = RunSpec(order.checkpoint, order.recipe, order.seed, fault)
+    spec = RunSpec(order.checkpoint, order.recipe, order.seed, fault, order.engine)
     manifest = {
         "schema": 1,
         "log": order.out.name,
         "command": _record_command(order),
+        "engine": order.engine.name,
         "checkpoint": order.checkpoint,
         "model_hash": model_hash(order.checkpoint, terminal),
         "seed": order.seed,
@@ -156,6 +177,8 @@ def _record_command(order: Recording) -> str:
     words = ["diagnose", "record", "--checkpoint", order.checkpoint, "--seed", str(order.seed)]
     words += ["--steps", str(order.recipe.steps)]
     words += [word for setting in order.settings for word in ("--set", setting)]
+    if order.engine.name != "local":
+        words += ["--engine", order.engine.name]
     return shlex.join([*words, "--out", order.out.name])
 
 

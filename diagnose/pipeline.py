@@ -31,7 +31,7 @@ from diagnose.scoring import MANIFEST, evaluate
 from diagnose.session import PlannedRun, Session, load, plan_runs
 from diagnose.store import RunFolder, read_json, write_json
 from proxy.api import Done, Failed, Job, Note, Started, Step, WorkerPool
-from proxy.specs import RunOutcome
+from proxy.specs import INJECTION_FAILED, RunOutcome
 
 KEY_METRICS = (
     "critic/rewards/mean",
@@ -88,7 +88,8 @@ def execute(folder: RunFolder, log: EventLog) -> Result:
         )
     )
     log.append(StageEvent(stage="import", status="done", detail=_imported(folder)))
-    command = [session.python, "-P", "-m", "proxy.worker"] if session.python else None
+    own = session.python and session.engine == "local"
+    command = [session.python, "-P", "-m", "proxy.worker"] if own else None
     with WorkerPool(session.workers, folder.path, command) as pool:
         _build(session, folder, log, pool)
         replays = Replays(session, folder, log, pool, begin)
@@ -188,7 +189,8 @@ class Replays:
         """Run what is missing and the budget allows.
 
         Raises:
-            RunError: No healthy replay came through, or none with a fault although some were tried.
+            RunError: No healthy replay came through, or none with a fault although some were tried. Replays whose
+                injection failed are an answer of their own.
         """
         missing = deque(run for run in self._planned.values() if not self._is_there(run))
         self._spent_before = sum(self._durations) / self._session.workers
@@ -206,7 +208,8 @@ class Replays:
         for kind in (True, False):
             runs = [run.id for run in self._planned.values() if (run.planned is None) == kind]
             failed = [self.failures[run] for run in runs if run in self.failures]
-            if failed and len(failed) == len(runs):
+            broken = all(reason.startswith(INJECTION_FAILED) for reason in failed)
+            if failed and len(failed) == len(runs) and not (broken and not kind):
                 what = "healthy replay" if kind else "replay with a fault"
                 raise RunError(
                     f"no {what} came through: {failed[0]}", f"see the workers' logs in {self._folder.path}"

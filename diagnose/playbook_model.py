@@ -27,7 +27,7 @@ from diagnose.located import unknown
 from diagnose.result import Verdict
 from proxy import embedded
 from proxy.errors import ProxyError
-from proxy.specs import BuildSpec, Recipe
+from proxy.specs import BuildSpec, EngineSpec, Recipe
 from taxonomy.registry import Library, library
 from taxonomy.symptoms import SYMPTOM_BY_ID
 
@@ -249,6 +249,24 @@ class Engine(Part):
     """The training command as a list of arguments. It runs only after it was shown and allowed."""
     python: Annotated[str, AfterValidator(_python)] = ""
     """Python interpreter that starts the engine. It runs only after it was shown and allowed."""
+    trainer: Literal["v0", "v1"] = "v0"
+    """verl's trainer: v0 (trainer.use_v1=False) or v1."""
+    train_dtype: Literal["fp32", "bf16"] = "fp32"
+    """Precision of verl's training forward."""
+    rollout_dtype: Literal["bf16", "fp32"] = "bf16"
+    """Precision of verl's rollout."""
+
+    def engine_spec(self) -> EngineSpec:
+        """Return the engine as workers take it; what concerns verl is left out of the local one."""
+        if self.name == "local":
+            return EngineSpec()
+        return EngineSpec(
+            self.name,
+            self.python,
+            self.trainer,
+            self.train_dtype,
+            self.rollout_dtype,
+        )
 
 
 class RecipeSettings(Part):

@@ -35,11 +35,12 @@ from diagnose.score.verdict import symptoms as shown_symptoms
 from diagnose.session import PlannedFault, Session, fault_spec, plan_runs, recipe_hash
 from diagnose.store import RunFolder, create, read_json, write_json, write_text
 from proxy.embedded import NAMES, PREFIX, resolve
-from proxy.engines.base import refusal
-from proxy.specs import Recipe
+from proxy.engines.base import CAPABILITIES, refusal
+from proxy.engines.verl_env import find_python
+from proxy.specs import EngineSpec, Recipe
 from taxonomy.registry import library
 
-ENGINES = ("local",)
+ENGINES = tuple(CAPABILITIES)
 """Engines of this version."""
 
 
@@ -97,7 +98,8 @@ def prepare(playbook: str | Path, overrides: Overrides | None = None) -> Prepare
     Raises:
         PlaybookError: The playbook is not there or not valid, or no candidate is left.
         LogError: A log is unusable.
-        DiagnoseError: The engine is none of this version's.
+        DiagnoseError: The engine is none of this version's, or cannot do what the playbook asks of it.
+        NoVerl: The engine is verl and there is no environment with it.
         UnknownCheckpoint: The checkpoint is not there.
     """
     overrides = overrides or Overrides()
@@ -109,6 +111,7 @@ def prepare(playbook: str | Path, overrides: Overrides | None = None) -> Prepare
             f"there is no engine {engine!r}: this version's engines are: {', '.join(ENGINES)}"
         )
     warnings: list[str] = []
+    spec = _engine(book, engine)
     faulty = tuple(_last_run(file, warnings) for file in book.original.faulty)
     healthy = tuple(_last_run(file, warnings) for file in book.original.healthy)
     recipe = book.recipe.recipe()
@@ -148,15 +151,43 @@ def prepare(playbook: str | Path, overrides: Overrides | None = None) -> Prepare
         seeds=seeds,
         candidates=candidates,
         not_tried=refused,
-        budget_s=book.budget.seconds if book.budget else 0.0,
+        budget_s=_budget(book, engine, warnings),
         workers=min(overrides.workers or cores(), (len(candidates) + 1) * len(seeds)),
-        python=book.engine.python,
+        python=book.engine.python if engine == "local" else "",
+        engine_spec=spec,
         original_hash=model,
         original_recipe=model_recipe,
         onset=from_step,
         expect=book.expect.model_dump(exclude_none=True) if book.expect else {},
     )
     return Prepared(path, book, session, faulty, healthy, tuple(needs_permission(book)), tuple(warnings))
+
+
+def _engine(book: Playbook, name: str) -> EngineSpec:
+    """Return the engine as workers take it; what can't work is told before anything is built."""
+    spec = replace(book.engine.engine_spec(), name=name) if name != "local" else EngineSpec()
+    if name != "verl":
+        return spec
+    if book.engine.command:
+        raise DiagnoseError("this version starts verl with settings of its own: leave out engine.command")
+    if book.recipe.exact:
+        raise DiagnoseError("verl always has a rollout of its own: recipe.exact is for the local engine")
+    if book.recipe.prompts % book.recipe.mini_batches:
+        raise DiagnoseError("verl cuts a step by prompts: recipe.prompts must be a multiple of mini_batches")
+    python = book.engine.python if book.engine.name == "verl" else ""
+    return replace(spec, python=str(find_python(python)))
+
+
+def _budget(book: Playbook, engine: str, warnings: list[str]) -> float:
+    """Return the seconds that replays may take. A budget is meant for the engine that the playbook names."""
+    if book.budget is None:
+        return 0.0
+    if engine != book.engine.name:
+        warnings.append(
+            f"the playbook's budget of {book.budget.seconds:g} s is for the engine {book.engine.name}: none applies"
+        )
+        return 0.0
+    return book.budget.seconds
 
 
 def open_run(prepared: Prepared, out: Path | None = None) -> RunFolder:
@@ -277,13 +308,16 @@ def _planned(candidate: CandidateSpec, inject: int) -> PlannedFault:
 def _papers(logs: Sequence[Path]) -> tuple[str, str]:
     """Return model and recipe hash from a manifest beside a log that `diagnose record` made, else two blanks.
 
-    The manifest of a healthy twin will do: a twin is the same model under the same recipe.
+    The manifest of a healthy twin will do: a twin is the same model under the same recipe. Logs of another
+    engine have none: its healthy runs vary in a way of their own.
     """
     for log in logs:
         manifest = read_json(log.with_suffix(".manifest.json"))
         try:
+            if manifest.get("engine", "local") != "local":  # type: ignore[union-attr]
+                continue
             return str(manifest["model_hash"]), recipe_hash(Recipe(**manifest["recipe"]))  # type: ignore[index]
-        except (KeyError, TypeError):  # no mapping, or one of somebody else
+        except (AttributeError, KeyError, TypeError):  # no mapping, or one of somebody else
             continue
     return "", ""
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from diagnose.errors import RunError
 from diagnose.store import RunFolder, read_json
-from proxy.specs import BuildSpec, FaultSpec, Recipe, RunSpec, content_key
+from proxy.specs import BuildSpec, EngineSpec, FaultSpec, Recipe, RunSpec, content_key
 from taxonomy.registry import FaultCard
 
 SCHEMA = 1
@@ -74,6 +74,7 @@ class Session:
         budget_s: Seconds for the replays, 0 for no limit. Candidates that don't fit are left out.
         workers: Worker processes.
         python: Interpreter of the workers, "" for the present one.
+        engine_spec: The engine as workers take it.
         calibration: File of healthy seeds that the margins rest on, "" for whichever belongs to proxy and recipe.
         original_hash: Content hash of the model that made the incident's log, "" where no manifest says so.
         original_recipe: Hash of its recipe, likewise.
@@ -94,6 +95,7 @@ class Session:
     budget_s: float = 0.0
     workers: int = 2
     python: str = ""
+    engine_spec: EngineSpec = field(default_factory=EngineSpec)
     calibration: str = ""
     original_hash: str = ""
     original_recipe: str = ""
@@ -123,6 +125,7 @@ class Session:
             | {
                 "build": build and BuildSpec(**build | {"alpha": tuple(build["alpha"])}),
                 "recipe": Recipe(**values["recipe"]),
+                "engine_spec": EngineSpec(**values.get("engine_spec", {})),
                 "seeds": tuple(values["seeds"]),
                 "candidates": tuple(
                     PlannedFault(c["fault"], c["strength"], FaultSpec(**c["spec"]))
@@ -168,7 +171,7 @@ def plan_runs(session: Session, proxy: Path) -> list[PlannedRun]:
         proxy: Folder of the built proxy.
     """
     model = session.checkpoint if session.build is None else str(proxy)
-    healthy = RunSpec(model=model, recipe=session.recipe, seed=0)
+    healthy = RunSpec(model=model, recipe=session.recipe, seed=0, engine=session.engine_spec)
     runs = [PlannedRun(f"healthy-s{seed}", seed, None, replace(healthy, seed=seed)) for seed in session.seeds]
     return runs + [
         PlannedRun(

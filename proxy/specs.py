@@ -7,6 +7,9 @@ import json
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+INJECTION_FAILED = "injection failed"
+"""How the reason of a run begins in which the fault could not be put in place."""
+
 
 def content_key(*parts: Any) -> str:
     """Return a short hash of JSON-able parts, the key under which a stage's result is stored."""

@@ -15,6 +15,7 @@ from diagnose.score.plan import Replay
 from diagnose.score.specificity import Gaps, bootstrap, splitting_metric
 from diagnose.score.system import System
 from diagnose.score.verdict import Evidence, agreement, candidate_verdict, coverage
+from proxy.specs import INJECTION_FAILED
 from taxonomy.metrics import METRIC_BY_NAME
 from taxonomy.registry import FaultCard, Library
 
@@ -200,12 +201,13 @@ def _failed(replay: Replay, library: Library) -> Candidate:
     """Build a candidate that could not be scored."""
     card = library.cards.get(replay.fault)
     injected = bool(replay.failure) or not any(len(run.steps_N) for run in replay.runs)
+    refused = replay.failure.startswith(INJECTION_FAILED)
     nothing: dict[str, MetricResult] = {}
     return Candidate(
         fault=replay.fault,
         title=card.title if card is not None else replay.fault,
         category=card.category if card is not None else "",
-        verdict=Verdict.INCONCLUSIVE if injected else Verdict.INJECTION_FAILED,
+        verdict=Verdict.INCONCLUSIVE if injected and not refused else Verdict.INJECTION_FAILED,
         evidence="weak",
         distance=float("nan"),
         agreement=0.0,

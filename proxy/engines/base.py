@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from proxy.engines.verl_plugin.table import HOOKS
 from taxonomy.registry import FaultCard
 from taxonomy.stages import Form, Stage
 
@@ -36,6 +37,12 @@ CAPABILITIES: dict[str, tuple[Capability, ...]] = {
         Capability(Stage.GRADIENTS, Form.OVERRIDES, ("max_grad_norm",)),
         Capability(Stage.OPTIMIZER, Form.OVERRIDES, ("lr",)),
         Capability(Stage.OPTIMIZER, Form.EVENT),
+    ),
+    # With verl's V0 trainer; what the V1 trainer lacks of it is refused when a run starts.
+    "verl": tuple(
+        Capability(stage, form, hook.tensors if form is not Form.EVENT else ())
+        for hook in HOOKS
+        for stage, form in hook.stages
     ),
 }
 

@@ -23,7 +23,7 @@ from typing import Any
 from proxy.engines import verl_job, verl_watch
 from proxy.engines.verl_env import find_python
 from proxy.engines.verl_plugin.table import MARKER, hooks_of
-from proxy.specs import FaultSpec, RunOutcome, RunSpec
+from proxy.specs import INJECTION_FAILED, FaultSpec, RunOutcome, RunSpec
 
 OnStep = Callable[[int, dict[str, float]], None]
 
@@ -88,9 +88,9 @@ def check_plugin(home: Path, fault: FaultSpec | None, trainer: str) -> None:
     found = reports(home)
     for report in found:
         if report["error"]:
-            raise InjectionFailed(f"injection failed in verl's {report['kind']}: {report['error']}")
+            raise InjectionFailed(f"{INJECTION_FAILED} in verl's {report['kind']}: {report['error']}")
     if MARKER not in log.read_text(encoding="utf-8", errors="replace"):
-        raise InjectionFailed("injection failed: the plugin was not loaded by verl")
+        raise InjectionFailed(f"{INJECTION_FAILED}: the plugin was not loaded by verl")
     if fault is None:
         return
     kinds = {report["kind"] for report in found}
@@ -99,7 +99,7 @@ def check_plugin(home: Path, fault: FaultSpec | None, trainer: str) -> None:
         place = f"{hook.module}:{hook.symbol}" if hook.module else ""
         if hook.process not in kinds or (place and place not in there):
             what = place or f"a {hook.process} of ours"
-            raise InjectionFailed(f"injection failed: {what} is not in place in verl's {hook.process}")
+            raise InjectionFailed(f"{INJECTION_FAILED}: {what} is not in place in verl's {hook.process}")
 
 
 class Tail:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 
 VARIABLE = "DIAGNOSE_VERL_PYTHON"
 FOLDER = ".venv-verl"
+TESTED = "0.9.1"
+"""Version of verl that the plugin's hooks were written for."""
 MEND = f"make verl-env, or name its interpreter: engine.python in the playbook, or {VARIABLE}"
 
 
@@ -33,6 +36,8 @@ def find_python(named: str = "") -> Path:
         NoVerl: There is no such file, or no verl beside it.
     """
     places = [Path(named).expanduser()] if named else candidates()
+    if named and "/" not in named:
+        places = [Path(shutil.which(named) or named)]
     python = next((place for place in places if os.access(place, os.X_OK)), None)
     if python is None:
         raise NoVerl(f"the verl engine has no interpreter: {places[0]} is not there")

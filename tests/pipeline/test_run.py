@@ -138,7 +138,7 @@ def test_a_dry_run_touches_nothing(lab):
     [
         (["run", "broken.yaml"], 2, "broken.yaml:1:1: "),
         (["run", "nowhere.yaml"], 2, "no playbook"),
-        (["run", "playbook.yaml", "--engine", "verl"], 2, "this version's engines are: local"),
+        (["run", "playbook.yaml", "--engine", "vllm"], 2, "this version's engines are: local, verl"),
         (["run", "no_log.yaml"], 3, "gone.jsonl: No such file"),
         (["run", "playbook.yaml", "--out", "."], 4, "not an empty folder"),
         (["run", "--resume"], 4, "there is no run to resume"),
