@@ -2,11 +2,13 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
+VERL_VENV ?= .venv-verl
+VERL_PIP := $(VERL_VENV)/bin/python -m pip --disable-pip-version-check
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 PLAYBOOK ?= playbooks/kl_spike.yaml
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-test run test bench accept clean distclean
+.PHONY: help setup setup-test run test bench accept clean distclean verl-env test-verl
 
 help:
 	@echo "make setup   the environment, in $(VENV)"
@@ -14,6 +16,8 @@ help:
 	@echo "make test    set-up with the test extras, then lint, types, layers and the whole suite"
 	@echo "make bench   set-up, then CPU seconds a step, seconds to build, wall time of the playbook"
 	@echo "make accept  set-up, then the spine's promises with real incidents (half an hour)"
+	@echo "make verl-env   verl's own environment for --engine verl, in $(VERL_VENV) (about 2 GB)"
+	@echo "make test-verl  both set-ups, then the tests that run real verl (minutes)"
 	@echo "make clean   remove caches and build products; make distclean: also $(VENV)"
 
 # Stamps make a second call instant: a target is redone only when what it was made from has changed.
@@ -59,4 +63,17 @@ clean:
 	find diagnose proxy taxonomy playbooks tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 distclean: clean
-	rm -rf $(VENV)
+	rm -rf $(VENV) $(VERL_VENV)
+
+# verl's pins and ours don't agree, so verl lives beside us; torch first and alone here too.
+$(VERL_VENV)/.setup: constraints-verl.txt
+	$(PYTHON) -m venv $(VERL_VENV)
+	$(VERL_PIP) install --quiet -c constraints-verl.txt torch
+	$(VERL_PIP) install --quiet -c constraints-verl.txt verl
+	$(VERL_PIP) install --quiet -c constraints-verl.txt TransferQueue pyzmq msgspec cachetools fastapi uvicorn
+	@touch $@
+
+verl-env: $(VERL_VENV)/.setup
+
+test-verl: setup-test verl-env
+	$(BIN)/python -m pytest tests/verl

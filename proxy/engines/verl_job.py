@@ -72,11 +72,11 @@ def rewritten(source: str) -> str:
     return _IMPORT.sub(rf"\g<1>{PACKAGE}.\g<2>", source)
 
 
-def write_plugin(home: Path, fault: FaultSpec | None) -> None:
-    """Write the plugin package into the folder `home`."""
+def write_plugin(home: Path, modules: Mapping[str, Path]) -> None:
+    """Write the plugin package, made of `modules` (name → file), into the folder `home`."""
     root = home / PACKAGE
     origin = {}
-    for module, file in carried(fault).items():
+    for module, file in modules.items():
         source = file.read_text(encoding="utf-8")
         name = module.removesuffix(".__init__").replace(".", "/")
         target = root / (f"{name}/__init__.py" if module.endswith("__init__") else f"{name}.py")
@@ -180,10 +180,10 @@ def write_job(home: Path, spec: RunSpec, checkpoint: Path) -> list[str]:
         CannotExpress: verl cannot carry out this run.
     """
     checked(spec)
-    fields = overridden(spec)
+    fields, modules = overridden(spec), carried(spec.fault)
     shutil.rmtree(home, ignore_errors=True)
     home.mkdir(parents=True)
-    write_plugin(home / "path", spec.fault)
+    write_plugin(home / "path", modules)
     write_data(home, spec.recipe, spec.seed)
     (home / "reward.py").write_text(REWARD)
     fault = spec.fault and replace(spec.fault, inject=f"{PACKAGE}.{spec.fault.inject}")

@@ -19,7 +19,7 @@ import time
 from pathlib import Path
 from types import FrameType
 
-PATIENCE_S = 3.0
+PATIENCE_S = 1.5
 SAMPLE_S = 2.0
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 

@@ -1,0 +1,199 @@
+"""`python -m bench.verl_table`: the same faults on the local engine and on real verl, metric by metric.
+
+Every run is of the embedded original under one recipe. The tool's own scoring compares the two systems, local as the
+original and verl as the proxy: direction, and effect at the end of the run (median over its late half, against the
+healthy runs of the same system, in the metric's transformed units). Finished runs are kept in the work folder, so a
+second call only computes; the tables go between two marks in the page.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from diagnose.console import Terminal
+from diagnose.curves import Curves
+from diagnose.jobs import read_outcome, run_all
+from diagnose.result import Candidate, Direction, MetricResult
+from diagnose.score.plan import Replay
+from diagnose.score.score import score
+from diagnose.scoring import judge_witness
+from diagnose.session import fault_spec
+from proxy.engines.verl_env import find_python
+from proxy.specs import EngineSpec, Recipe, RunSpec
+from taxonomy.metrics import METRIC_BY_NAME
+from taxonomy.registry import library
+
+MODEL = "embedded:qwen3_moe"
+FAULTS = (
+    "learning_rate_too_high",
+    "rollout_logprob_precision",
+    "actor_update_omission",
+    "weight_sync_skipped",
+    "rollout_weight_quantization",
+    "reward_flipped",
+    "kl_sign_flipped",
+    "top_k_mismatch",
+    "expert_permutation",
+)
+SHOWN = (
+    "critic/rewards/mean",
+    "val-core/reward/mean",
+    "actor/kl_loss",
+    "actor/entropy",
+    "actor/grad_norm",
+    "actor/pg_clipfrac",
+    "actor/ppo_kl",
+    "training/rollout_probs_diff_mean",
+    "training/rollout_actor_probs_pearson_corr",
+    "rollout_corr/kl",
+    "rollout_corr/k3_kl",
+    "rollout/weight_lag",
+)
+MARK = "<!-- made by bench.verl_table -->"
+ARROWS = {Direction.UP: "↑", Direction.DOWN: "↓", Direction.NONE: "–", Direction.UNDETERMINED: "?"}
+
+
+def specs(steps: int, seeds: int, faults: Sequence[str]) -> dict[str, RunSpec]:
+    """Return all runs by name, verl's first: they take longest."""
+    engines = {"verl": EngineSpec("verl", str(find_python())), "local": EngineSpec()}
+    recipe = Recipe(steps=steps)
+    found = {}
+    for name, engine in engines.items():
+        for seed in range(1, seeds + 1):
+            found[f"{name}-healthy-s{seed}"] = RunSpec(MODEL, recipe, seed, None, engine)
+        for fault in faults:
+            planned = fault_spec(library()[fault], 1.0)
+            found[f"{name}-{fault}"] = RunSpec(MODEL, recipe, 1, planned, engine)
+    return found
+
+
+def compared(curves: Mapping[str, Curves], work: Path, faults: Sequence[str]) -> dict[str, Candidate]:
+    """Return, by fault, the comparison of local (as the original) with verl (as the proxy)."""
+    cards = library()
+
+    def healthy(engine: str) -> list[Curves]:
+        return [run for name, run in curves.items() if name.startswith(f"{engine}-healthy")]
+
+    found = {}
+    for fault in faults:
+        outcome = read_outcome(work / f"verl-{fault}")
+        assert outcome is not None
+        witness, seen = judge_witness(cards[fault], [outcome.witness])
+        replay = Replay(fault, [curves[f"verl-{fault}"]], witness=witness, witness_ok=seen)
+        result = score(
+            [curves[f"local-{fault}"]], healthy("local"), healthy("verl"), [replay], cards, from_step=1
+        )
+        found[fault] = result.ranking[0]
+    return found
+
+
+def cell(result: MetricResult) -> str:
+    """Return both systems' directions and effects of one metric."""
+    return (
+        f"{ARROWS[result.original]} {result.effect_original:+.3g} / "
+        f"{ARROWS[result.proxy]} {result.effect_proxy:+.3g}"
+    )
+
+
+def agreement(found: Mapping[str, Candidate], margin: bool) -> tuple[int, int]:
+    """Return (metrics with the same direction, metrics that moved on both).
+
+    Args:
+        found: Comparisons by fault.
+        margin: Count what the scoring calls a movement; else whatever lies over the metric's floor on both.
+    """
+    same = both = 0
+    for candidate in found.values():
+        for name, result in candidate.metrics.items():
+            effects = (result.effect_original, result.effect_proxy)
+            if not all(map(math.isfinite, effects)):
+                continue
+            moved = {Direction.UP, Direction.DOWN}
+            if margin:
+                counts = result.original in moved and result.proxy in moved
+            else:
+                counts = min(map(abs, effects)) > METRIC_BY_NAME[name].floor
+            both += counts
+            same += counts and (effects[0] > 0) == (effects[1] > 0)
+    return same, both
+
+
+def page(curves: Mapping[str, Curves], found: Mapping[str, Candidate], command: str, work: Path) -> str:
+    """Return the generated part of the page."""
+    lines = [f"Made by `{command}`.", ""]
+    lines += [
+        "Healthy runs, mean over seeds of the last step's fifth:",
+        "",
+        "| metric | local | verl |",
+        "|---|---|---|",
+    ]
+    for name in SHOWN:
+        values = []
+        for engine in ("local", "verl"):
+            runs = [run for key, run in curves.items() if key.startswith(f"{engine}-healthy")]
+            ends = [_end(run, name) for run in runs if name in run.values]
+            values.append(f"{sum(ends) / len(ends):.4g}" if ends else "–")
+        lines.append(f"| {METRIC_BY_NAME[name].title} | {values[0]} | {values[1]} |")
+    lines += ["", "Effects, local / verl (↑ ↓ moved, – not, ? can't be told):", ""]
+    lines += [
+        "| fault | witness on verl | " + " | ".join(METRIC_BY_NAME[name].title for name in SHOWN) + " |"
+    ]
+    lines += ["|---" * (len(SHOWN) + 2) + "|"]
+    for fault, candidate in found.items():
+        rule = library()[fault].witness
+        cells = [cell(candidate.metrics[name]) if name in candidate.metrics else "" for name in SHOWN]
+        measured = candidate.witness.get(rule.name, float("nan"))
+        lines.append(f"| {fault} | {rule.name} {measured:.3g} | " + " | ".join(cells) + " |")
+    for margin, what in (
+        (True, "that moved on both engines by the scoring's margins"),
+        (False, "over their floor on both"),
+    ):
+        same, both = agreement(found, margin)
+        share = f" ({same / both:.0%})" if both else ""
+        lines += ["", f"Same direction: {same} of {both} metrics {what}{share}."]
+    lines += ["", "| run | steps | wall s | CPU s |", "|---|---|---|---|"]
+    for name in curves:
+        outcome = read_outcome(work / name)
+        if outcome and name.startswith("verl"):
+            lines.append(f"| {name} | {outcome.steps} | {outcome.wall_s:.0f} | {outcome.cpu_s:.0f} |")
+    return "\n".join(lines)
+
+
+def _end(run: Curves, name: str) -> float:
+    """Return the mean of a metric over the last fifth of the steps."""
+    values = [value for value in run.values[name] if math.isfinite(value)]
+    last = values[-max(1, len(values) // 5) :]
+    return float(sum(last) / len(last))
+
+
+def main() -> None:
+    """Command line of this module."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--work", type=Path, default=Path("build/verl_table"), help="folder of the runs")
+    parser.add_argument("--steps", type=int, default=24)
+    parser.add_argument("--seeds", type=int, default=2, help="healthy seeds of each engine")
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--faults", default=",".join(FAULTS))
+    parser.add_argument("--page", type=Path, default=Path("docs/verl.md"))
+    arguments = parser.parse_args()
+    faults = arguments.faults.split(",")
+    work = arguments.work.absolute()
+    planned = specs(arguments.steps, arguments.seeds, faults)
+    curves = run_all(planned, work, arguments.workers, Terminal())
+    found = compared(curves, work, faults)
+    command = shlex.join(["python", "-m", "bench.verl_table", *sys.argv[1:]])
+    made = page(curves, found, command, work)
+    text = arguments.page.read_text() if arguments.page.exists() else f"{MARK}\n{MARK}\n"
+    before, _, rest = text.partition(MARK)
+    _, _, after = rest.partition(MARK)
+    arguments.page.write_text(f"{before}{MARK}\n{made}\n{MARK}{after}")
+    print(made)
+
+
+if __name__ == "__main__":
+    main()
