@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from diagnose.curves import Array
 from diagnose.result import Direction
 from diagnose.score.effect import Effect
-from diagnose.score.noise import Margin, Scale, above_floor, peak, t_quantile
+from diagnose.score.noise import Margin, Scale, noise_units, peak, t_quantile
 from diagnose.score.settings import Settings
 
 
@@ -24,10 +24,10 @@ class Reading:
     Attributes:
         effect: The effects.
         margin: The margin in force.
-        floor_M: Absolute floors.
         se_MB: Standard errors of effect.e_MB.
         se_late_M: Standard errors of effect.late_M.
-        z_MB: e / max(se, floor / c): leaves ±c exactly when the effect leaves both margin and floor.
+        limit_late_M: Margin of the late-half effect in transformed units.
+        z_MB: Effects in noise units, `noise.noise_units`.
         z_late_M: The same for the late half.
         peak_M: `noise.peak`, signed: beyond ±c where the metric moved at any time.
         direction: By metric.
@@ -35,9 +35,9 @@ class Reading:
 
     effect: Effect
     margin: Margin
-    floor_M: Array
     se_MB: Array
     se_late_M: Array
+    limit_late_M: Array
     z_MB: Array
     z_late_M: Array
     peak_M: Array
@@ -52,11 +52,6 @@ class Reading:
     def largest(self) -> float:
         """Largest |z| over all metrics: what is held against the margin."""
         return float(np.abs(self.peak_M).max(initial=0.0))
-
-    @property
-    def limit_late_M(self) -> Array:
-        """Margin of the late-half effect in transformed units: max(c · se, floor)."""
-        return np.maximum(self.margin.c * self.se_late_M, self.floor_M)
 
 
 def directions(
@@ -75,7 +70,7 @@ def directions(
     Args:
         late_M: Late-half effects.
         se_late_M: Their standard errors.
-        peak_M: Signed peaks in noise units, 0 below the floor (`noise.peak`).
+        peak_M: Signed peaks in noise units (`noise.peak`).
         bound_M: Equivalence bounds in transformed units.
         c: Margin in noise units.
         quantile: t quantile of the one-sided tests.
@@ -95,18 +90,19 @@ def read(effect: Effect, scale: Scale, margin: Margin, floor_M: Array, settings:
     """Hold effects against their noise."""
     se_MB = np.sqrt(scale.sigma_MB**2 * effect.variance_MB + effect.doubt_MB**2)
     se_late_M = np.sqrt(scale.late_M**2 * effect.variance_late_M + effect.doubt_late_M**2)
-    late_z_M = above_floor(effect.late_M, se_late_M, floor_M)
-    peak_M = peak(effect.e_MB, effect.late_M, se_MB, se_late_M, floor_M)
+    z_MB = noise_units(effect.e_MB, se_MB, floor_M[:, None], settings)
+    z_late_M = noise_units(effect.late_M, se_late_M, floor_M, settings)
     # A late half beyond its margin says which way a metric went, whatever it did on the way.
-    peak_M = np.where(np.abs(late_z_M) > margin.c, late_z_M, peak_M)
+    late_decides = np.nan_to_num(np.abs(z_late_M)) > margin.c
+    peak_M = np.where(late_decides, z_late_M, peak(z_MB, z_late_M))
     return Reading(
         effect=effect,
         margin=margin,
-        floor_M=floor_M,
         se_MB=se_MB,
         se_late_M=se_late_M,
-        z_MB=_z(effect.e_MB, se_MB, floor_M[:, None], margin.c),
-        z_late_M=_z(effect.late_M, se_late_M, floor_M, margin.c),
+        limit_late_M=margin.c * np.fmax(se_late_M, floor_M / settings.min_margin),
+        z_MB=z_MB,
+        z_late_M=z_late_M,
         peak_M=peak_M,
         direction=directions(
             effect.late_M,
@@ -117,9 +113,3 @@ def read(effect: Effect, scale: Scale, margin: Margin, floor_M: Array, settings:
             t_quantile(settings.equivalence_alpha, scale.dof),
         ),
     )
-
-
-def _z(e: Array, se: Array, floor: Array, c: float) -> Array:
-    """Return e over the larger of its standard error and floor / c."""
-    unit = np.fmax(se, np.broadcast_to(floor, se.shape) / c)
-    return np.asarray(np.divide(e, unit, out=np.full(e.shape, np.nan), where=unit > 0))

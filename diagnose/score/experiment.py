@@ -56,7 +56,7 @@ def look(
     margin: Margin,
     floor_M: Array,
     unit_MB: Array,
-    healthy_M: Array,
+    limit_M: Array,
     frame: Frame,
 ) -> Experiment:
     """Look at one experiment.
@@ -67,13 +67,13 @@ def look(
         margin: The margin in force.
         floor_M: Absolute floors.
         unit_MB: Noise units of the signature.
-        healthy_M: `shape.largest_excursion` of the system's healthy runs.
+        limit_M: `shape.spike_limit` of the system's healthy runs.
         frame: The comparison's frame.
     """
     settings = frame.settings
     effects = effect(panel(runs, home.clock, frame), home.reference, settings, borrowed=home.borrowed)
     reading = read(effects, home.scale, margin, floor_M, settings)
-    spiky = spikes(runs, home.clock, frame, healthy_M)
+    spiky = spikes(runs, home.clock, frame, limit_M)
     types, onsets = [], []
     for m, name in enumerate(frame.metrics):
         z_B = reading.z_MB[m]
@@ -114,12 +114,13 @@ def contradictions(original: Experiment, proxy: Experiment, frame: Frame) -> dic
 
     A fault may act up to `amplitude` times stronger in one system than in the other. So a metric contradicts when
     the late effect of one side, less `doubt_se` standard errors and divided by `amplitude`, still exceeds what the
-    other side shows plus `doubt_se` standard errors; or when a non-finite value is on one side only. A late
-    effect that turned non-finite is not compared otherwise.
+    other side shows plus `doubt_se` standard errors (at least `least_se` noise units each, for metrics that hardly
+    vary); or when a non-finite value is on one side only.
     """
     settings = frame.settings
     late_O, se_O = original.late
     late_P, se_P = proxy.late
+    se_O, se_P = np.fmax(se_O, settings.least_se), np.fmax(se_P, settings.least_se)
     found = {}
     for m, name in enumerate(frame.metrics):
         bad_O, bad_P = (item.types[m] is AnomalyType.NONFINITE for item in (original, proxy))

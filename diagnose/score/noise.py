@@ -234,36 +234,30 @@ def matched(scale: Scale, own: Panel, settings: Settings) -> Scale:
     return replace(scale, sigma_MB=scale.sigma_MB * block_factor, late_M=scale.late_M * late_factor)
 
 
-def peak(e_MB: Array, late_M: Array, se_MB: Array, se_late_M: Array, floor_M: Array) -> Array:
+def noise_units(e: Array, se: Array, floor: Array, settings: Settings) -> Array:
+    """Return z = e / max(se, floor / min_margin), NaN where e is unknown.
+
+    No margin is below `min_margin`, so an effect within its absolute floor never leaves its margin, and a metric
+    without any noise has a finite z.
+    """
+    unit = np.fmax(se, floor / settings.min_margin)
+    return np.asarray(np.divide(e, unit, out=np.full(np.shape(e), np.nan), where=unit > 0))
+
+
+def peak(z_MB: Array, late_z_M: Array) -> Array:
     """Return by metric the largest z that counts: of the late half, or of two neighbouring blocks together.
 
-    A pair counts with its smaller |z| and only when both blocks lie on one side; nothing below the absolute
-    floor counts. Zero noise with an effect above the floor gives an infinite z.
-
-    Args:
-        e_MB: Effects.
-        late_M: Late-half effects.
-        se_MB: Standard errors.
-        se_late_M: Standard errors of the late half.
-        floor_M: Absolute floors.
+    A pair counts with its smaller |z| and only when both blocks lie on one side.
 
     Returns:
-        peak_M, signed; 0 where nothing counts or nothing is known.
+        peak_M, signed; 0 where nothing is known.
     """
-    z_MB = above_floor(e_MB, se_MB, floor_M[:, None])
-    pair_MB = np.where(
-        z_MB[:, 1:] * z_MB[:, :-1] > 0, np.minimum(np.abs(z_MB[:, 1:]), np.abs(z_MB[:, :-1])), 0.0
-    ) * np.sign(z_MB[:, 1:])
-    all_MB = np.concatenate([above_floor(late_M, se_late_M, floor_M)[:, None], pair_MB], 1)
+    z_MB = np.nan_to_num(z_MB)
+    left_MB, right_MB = z_MB[:, :-1], z_MB[:, 1:]
+    pair_MB = np.where(left_MB * right_MB > 0, np.minimum(np.abs(left_MB), np.abs(right_MB)), 0.0)
+    all_MB = np.concatenate([np.nan_to_num(late_z_M)[:, None], pair_MB * np.sign(right_MB)], 1)
     best_M1 = np.abs(all_MB).argmax(1)[:, None]
     return np.take_along_axis(all_MB, best_M1, 1)[:, 0]
-
-
-def above_floor(e: Array, se: Array, floor: Array) -> Array:
-    """Return e / se where |e| exceeds the floor, else 0 (also where e or se is unknown)."""
-    counts = (np.abs(e) > floor) & np.isfinite(se)
-    z = np.divide(e, se, out=np.copysign(np.inf, e), where=se > 0)
-    return np.where(counts, z, 0.0)
 
 
 def leave_one_out(healthy: Panel, floor_M: Array, settings: Settings) -> Array:
@@ -280,8 +274,9 @@ def leave_one_out(healthy: Panel, floor_M: Array, settings: Settings) -> Array:
         others_KMB = np.delete(x_KMB, k, 0)
         sigma_MB, sigma_late_M = _moments(others_KMB, settings)
         e_MB = x_KMB[k] - nanmedian(others_KMB, 0)
-        peak_M = peak(e_MB, late(e_MB), sigma_MB * root, sigma_late_M * root, floor_M)
-        maxima_K[k] = np.abs(peak_M).max(initial=0.0)
+        z_MB = noise_units(e_MB, sigma_MB * root, floor_M[:, None], settings)
+        late_z_M = noise_units(late(e_MB), sigma_late_M * root, floor_M, settings)
+        maxima_K[k] = np.abs(peak(z_MB, late_z_M)).max(initial=0.0)
     return maxima_K
 
 

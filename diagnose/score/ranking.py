@@ -31,8 +31,7 @@ class Case:
         proxy: The proxy's system.
         where: Coordinates and weights of the distance.
         size: ‖q_O‖.
-        moved: Whether the original moved at all.
-        blocked: Why no verdict is possible, "" where one is.
+        settled: The verdict where it does not depend on any candidate, with the reason; else None.
         evidence: Evidence class.
         available: Metrics that both systems have.
         library: Fault cards.
@@ -45,8 +44,7 @@ class Case:
     proxy: System
     where: Space
     size: float
-    moved: bool
-    blocked: str
+    settled: tuple[Verdict, str] | None
     evidence: str
     available: tuple[str, ...]
     library: Library
@@ -123,13 +121,8 @@ def _candidate(
     first = min(range(len(order)), key=lambda k: (gaps.d_C[k], k)) == c
     covered = coverage(card, case.available)
     reasons: tuple[str, ...]
-    if case.blocked:
-        verdict, reasons = Verdict.INCONCLUSIVE, (case.blocked,)
-    elif not case.moved:
-        verdict, reasons = (
-            Verdict.NO_FAULT,
-            ("The original shows nothing that a fault would have to explain.",),
-        )
+    if case.settled is not None:
+        verdict, reasons = case.settled[0], (case.settled[1],)
     else:
         evidence = Evidence(
             results=table,

@@ -28,6 +28,7 @@ from diagnose.score.align import (
     resolutions,
 )
 from diagnose.score.calibration import Calibration
+from diagnose.score.direction import Reading
 from diagnose.score.distance import size, space, units
 from diagnose.score.error_rates import error_rates
 from diagnose.score.experiment import by_level, look
@@ -37,7 +38,7 @@ from diagnose.score.onset import Onset, find_onset
 from diagnose.score.plan import Plan, Replay, plan, starts
 from diagnose.score.ranking import Case, rank, unscored
 from diagnose.score.settings import DEFAULT, Settings
-from diagnose.score.shape import largest_excursion
+from diagnose.score.shape import spike_limit
 from diagnose.score.system import Healthy, System, borrowing_system, floors, system
 from diagnose.score.verdict import MOVED, incident_verdict, symptoms, titles
 from taxonomy.registry import Library
@@ -133,9 +134,9 @@ def _score_from(start: int, given: _Given) -> tuple[Score, float]:
     lender = proxies[min(proxies)]
     unit_O, unit_P = _shared_units(home, proxies, floor_M, cut)
     margin_O = home.margin(len(logged), settings)
-    jumps_P = {step: largest_excursion(item.runs, item.runs_clock, cut) for step, item in proxies.items()}
-    jumps_O = largest_excursion(home.runs, home.runs_clock, cut)
-    original = look(logs, home, margin_O, floor_M, unit_O, jumps_O, cut)
+    limits_P = {step: spike_limit(item.runs, item.runs_clock, cut) for step, item in proxies.items()}
+    limits_O = spike_limit(home.runs, home.runs_clock, cut)
+    original = look(logs, home, margin_O, floor_M, unit_O, limits_O, cut)
     if laid.contrast is Contrast.START:
         original = by_level(original, logs, cut)
     seen = {
@@ -145,7 +146,7 @@ def _score_from(start: int, given: _Given) -> tuple[Score, float]:
             proxies[replay.from_step].margin(len(logged), settings),
             floor_M,
             unit_P[replay.from_step],
-            jumps_P[replay.from_step],
+            limits_P[replay.from_step],
             cut,
         )
         for i, replay in enumerate(given.replays)
@@ -155,6 +156,7 @@ def _score_from(start: int, given: _Given) -> tuple[Score, float]:
     proxy_has_M = np.asarray(np.isfinite(lender.reference.x_RMB).any((0, 2)))
     where = space(original.signature, proxy_has_M, cut.metrics, settings)
     margin_P = lender.margin(len(logged), settings)
+    settled = _settled(original.reading, laid, margin_O, gate, given.onset)
     case = Case(
         frame=cut,
         original=original,
@@ -162,8 +164,7 @@ def _score_from(start: int, given: _Given) -> tuple[Score, float]:
         proxy=lender,
         where=where,
         size=size(original.signature, where, settings),
-        moved=original.reading.largest > margin_O.fault or bool((original.reading.effect.event_MB > 0).any()),
-        blocked=_blocked(laid) or ("" if gate.passed else gate.text),
+        settled=settled,
         evidence=_evidence(laid, (margin_O, margin_P), given.stand_in),
         available=tuple(
             name for name, has in zip(cut.metrics, proxy_has_M, strict=True) if has and name in logged
@@ -172,16 +173,17 @@ def _score_from(start: int, given: _Given) -> tuple[Score, float]:
         stand_in=given.stand_in,
     )
     ranking, explained = rank(given.replays, seen, case)
-    reading = original.reading
-    verdict, reasons = _conclude(case, laid, margin_O, given.onset)
-    if verdict is None:
+    reasons: tuple[str, ...]
+    if settled is not None:
+        verdict, reasons = settled[0], (settled[1],)
+    else:
         verdict, reasons = incident_verdict(ranking, explained, settings)
     rates = error_rates(home.scale.source, home.scale.seeds)
     found = Score(
         verdict=verdict,
         reasons=(*reasons, *_account(case, laid, margin_O, given.onset)),
         ranking=ranking,
-        symptoms=symptoms(cut.metrics, reading.direction),
+        symptoms=symptoms(cut.metrics, original.reading.direction),
         healthy_gate=gate.text,
         error_rates={"smallest p": margin_O.smallest_p, **rates},
     )
@@ -255,31 +257,29 @@ def _evidence(laid: Plan, margins: tuple[Margin, Margin], stand_in: bool) -> str
     return "weak" if weak else "strong"
 
 
-def _conclude(
-    case: Case, laid: Plan, margin: Margin, onset: Onset | None
-) -> tuple[Verdict | None, tuple[str, ...]]:
-    """Return the verdict where it does not depend on the candidates, else None."""
+def _settled(
+    reading: Reading, laid: Plan, margin: Margin, gate: Gate, onset: Onset | None
+) -> tuple[Verdict, str] | None:
+    """Return the verdict and its reason where they do not depend on the candidates, else None."""
     if _blocked(laid):
-        return Verdict.INCONCLUSIVE, (_blocked(laid),)
-    largest = case.original.reading.largest
-    if not case.moved:
-        said = f"the largest effect is {largest:.1f} noise units, the margin {margin.fault:.1f}"
-        later = _later(laid, onset)
-        if later:
-            return Verdict.INCONCLUSIVE, (
-                f"Within the {laid.original.horizon} updates that were replayed nothing leaves its margin, but later "
-                f"{titles(later)} does: replay more steps.",
-            )
-        if laid.contrast is not Contrast.TWIN:
-            return Verdict.INCONCLUSIVE, (f"Nothing changes against the log's own past: {said}.",)
-        if margin.weak and largest > margin.c:
-            return Verdict.INCONCLUSIVE, (
-                f"Something may have moved, but the noise is not known well enough to say: {said}.",
-            )
-        return Verdict.NO_FAULT, (f"The log does not differ from healthy ones: {said}.",)
-    if case.blocked:
-        return Verdict.INCONCLUSIVE, (case.blocked,)
-    return None, ()
+        return Verdict.INCONCLUSIVE, _blocked(laid)
+    if reading.largest > margin.fault or (reading.effect.event_MB > 0).any():
+        return None if gate.passed else (Verdict.INCONCLUSIVE, gate.text)
+    said = f"the largest effect is {reading.largest:.1f} noise units, the margin {margin.fault:.1f}"
+    later = _later(laid, onset)
+    if later:
+        return Verdict.INCONCLUSIVE, (
+            f"Within the {laid.original.horizon} updates that were replayed nothing leaves its margin, but later "
+            f"{titles(later)} does: replay more steps."
+        )
+    if laid.contrast is not Contrast.TWIN:
+        return Verdict.INCONCLUSIVE, f"Nothing changes against the log's own past: {said}."
+    if margin.weak and reading.largest > margin.c:
+        return (
+            Verdict.INCONCLUSIVE,
+            f"Something may have moved, but the noise is not known well enough to say: {said}.",
+        )
+    return Verdict.NO_FAULT, f"The log does not differ from healthy ones: {said}."
 
 
 def _account(case: Case, laid: Plan, margin: Margin, onset: Onset | None) -> tuple[str, ...]:
@@ -324,7 +324,7 @@ def _account(case: Case, laid: Plan, margin: Margin, onset: Onset | None) -> tup
     later = [
         name for name in _later(laid, onset) if name in metrics and not reading.moved_M[metrics.index(name)]
     ]
-    if later and case.moved:
+    if later and (case.settled is None or case.settled[0] is not Verdict.NO_FAULT):
         said.append(
             f"Only after the {laid.original.horizon} updates compared, and not judged: {titles(later)}."
         )

@@ -71,6 +71,7 @@ class Settings:
         contradiction: Share of the moved metrics that may contradict a specific answer.
         amplitude: Factor by which one fault may act stronger in one system than in the other, in noise units.
         doubt_se: Standard errors that a contradiction must leave on both sides.
+        least_se: Smallest standard error of a late effect, in noise units, for that purpose.
 
         sudden: Share of its largest effect that a metric must gain within the blocks around its onset to be
             "immediate" or "delayed", and an onset to be sharp.
@@ -78,6 +79,7 @@ class Settings:
         collapsed: Share of its healthy level under which a metric has collapsed.
         collapsing_metrics: Metrics that can collapse: positive ones whose loss is a failure.
         spike: Multiple of the largest healthy single-point excursion that makes a spike.
+        spike_few: The same where fewer than `own_seeds` healthy runs say how large healthy excursions get.
         gate_z: z of the healthy reward's change that counts as learning.
         gate_metric: The metric by which a healthy proxy must follow the healthy original.
         level_rules: Metric → absolute level that no healthy system has; all that can be said of a log without a
@@ -129,6 +131,7 @@ class Settings:
     contradiction: float = 0.1
     amplitude: float = 3.0
     doubt_se: float = 2.0
+    least_se: float = 0.5
 
     sudden: float = 0.5
     delayed_blocks: int = 2
@@ -140,6 +143,7 @@ class Settings:
         "actor/entropy",
     )
     spike: float = 3.0
+    spike_few: float = 6.0
     gate_z: float = 2.0
     gate_metric: str = "critic/rewards/mean"
     level_rules: Mapping[str, float] = field(

@@ -143,27 +143,32 @@ def excursions(runs: Sequence[Curves], clock: Clock, frame: Frame) -> list[Array
     return found
 
 
-def largest_excursion(runs: Sequence[Curves], clock: Clock, frame: Frame) -> Array:
-    """Return by metric the largest distance of a single point from its block's median in any of the runs."""
-    rows = [values_MN.max(1, initial=0.0) for values_MN in excursions(runs, clock, frame)]
-    return np.max(rows, 0) if rows else np.full(len(frame.metrics), np.inf)
+def spike_limit(healthy: Sequence[Curves], clock: Clock, frame: Frame) -> Array:
+    """Return by metric how far a single point may lie from its block's median before it is a spike.
+
+    `spike` times the largest such distance in any healthy run (`spike_few` times with few runs), and at least the
+    metric's floor; infinite without healthy runs.
+    """
+    settings = frame.settings
+    rows = [values_MN.max(1, initial=0.0) for values_MN in excursions(healthy, clock, frame)]
+    if not rows:
+        return np.full(len(frame.metrics), np.inf)
+    factor = settings.spike if len(rows) >= settings.own_seeds else settings.spike_few
+    floor_M = np.array([METRIC_BY_NAME[name].floor for name in frame.metrics])
+    return np.asarray(np.maximum(factor * np.max(rows, 0), floor_M))
 
 
-def spikes(faulty: Sequence[Curves], clock: Clock, frame: Frame, healthy_M: Array) -> NDArray[np.bool_]:
-    """Return by metric whether every faulty run has a few points that stand out beyond anything healthy.
+def spikes(faulty: Sequence[Curves], clock: Clock, frame: Frame, limit_M: Array) -> NDArray[np.bool_]:
+    """Return by metric whether every faulty run has a few points beyond its spike limit.
 
-    A spike is a point farther from its block's median than `spike` times the largest such distance in any
-    healthy run, and than the metric's floor; at most a tenth of the points are spikes, or it is no spike but
-    another kind of noise.
+    At most a tenth of the points are spikes, or it is no spike but another kind of noise.
 
     Args:
         faulty: Faulty runs.
         clock: Their clock.
         frame: The comparison's frame.
-        healthy_M: `largest_excursion` of healthy runs.
+        limit_M: `spike_limit` of healthy runs.
     """
-    floor_M = np.array([METRIC_BY_NAME[name].floor for name in frame.metrics])
-    limit_M = np.maximum(frame.settings.spike * healthy_M, floor_M)
     found_M = np.full(len(frame.metrics), bool(faulty))
     for values_MN in excursions(faulty, clock, frame):
         out_M = (values_MN > limit_M[:, None]).sum(1)

@@ -115,9 +115,10 @@ def splitting_metric(
     """Return the metric on which two candidates' proxy runs differ most, and by how many noise units.
 
     The largest standardized difference (root mean square over blocks), whether or not the original has the
-    metric; a non-finite event in one of them alone beats everything. None below `least`.
+    metric; one noise unit is the least that it is measured by, for metrics that never vary. A non-finite event in
+    one of them alone beats everything. None below `least`.
     """
-    noise_MB = np.maximum(np.sqrt(a.noise_MB**2 + b.noise_MB**2), 1e-12)
+    noise_MB = np.maximum(np.sqrt(a.noise_MB**2 + b.noise_MB**2), 1.0)
     square_MB = np.nan_to_num((a.z_MB - b.z_MB) / noise_MB) ** 2
     counted_M = np.maximum((np.isfinite(a.z_MB) & np.isfinite(b.z_MB)).sum(1), 1)
     apart_M = np.sqrt(square_MB.sum(1) / counted_M)

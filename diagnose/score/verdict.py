@@ -87,10 +87,14 @@ def coverage(card: FaultCard | None, available: Sequence[str]) -> float:
     return sum(item.weight for item in expected if item.metric in available) / total if total else 1.0
 
 
-def titles(names: Sequence[str]) -> str:
-    """Return metric titles as a list in words."""
+def titles(names: Sequence[str], most: int = 4) -> str:
+    """Return metric titles as a list in words, cut after `most` of them."""
     words = [METRIC_BY_NAME[name].title for name in names]
-    return ", ".join(words[:-1]) + (" and " if len(words) > 1 else "") + words[-1] if words else "nothing"
+    if not words:
+        return "nothing"
+    if len(words) > most + 1:
+        words = [*words[:most], f"{len(words) - most} more"]
+    return ", ".join(words[:-1]) + (" and " if len(words) > 1 else "") + words[-1]
 
 
 def candidate_verdict(e: Evidence, settings: Settings) -> tuple[Verdict, tuple[str, ...]]:

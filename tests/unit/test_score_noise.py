@@ -11,6 +11,7 @@ from diagnose.score.noise import (
     leave_one_out,
     margin,
     maximum_quantile,
+    noise_units,
     peak,
     seed_scale,
     stand_in_scale,
@@ -66,20 +67,15 @@ def test_within_run_scale_ignores_a_trend_and_finds_independent_noise():
 def test_leave_one_out_maxima_hold_their_error_on_a_new_seed():
     """The quantile of the maxima of 20 seeds is exceeded by a 21st about as often as it says."""
     exceeded = []
-    for _ in range(300):
+    for _ in range(150):
         seeds = noise_panel(21)
         past = Panel(seeds.metrics, seeds.x_RMB[:20], seeds.event_RMB[:20])
         maxima = leave_one_out(past, np.zeros(20), DEFAULT)
         scale = seed_scale(past, DEFAULT)
         new = Panel(seeds.metrics, seeds.x_RMB[20:], seeds.event_RMB[20:])
         e = effect(new, past, DEFAULT)
-        z = peak(
-            e.e_MB,
-            e.late_M,
-            scale.sigma_MB * np.sqrt(e.variance_MB),
-            scale.late_M * np.sqrt(e.variance_late_M),
-            np.zeros(20),
-        )
+        late_z = e.late_M / (scale.late_M * np.sqrt(e.variance_late_M))
+        z = peak(e.e_MB / (scale.sigma_MB * np.sqrt(e.variance_MB)), late_z)
         exceeded.append(np.abs(z).max() > maximum_quantile(maxima, DEFAULT.alpha_direction))
     assert 0.04 <= np.mean(exceeded) <= 0.16
 
@@ -106,18 +102,22 @@ def test_constant_metrics_have_no_noise_and_do_no_harm():
     assert np.isfinite(leave_one_out(constant, np.array([0.5, 0.02]), DEFAULT)).all()
 
 
-def test_peak_wants_two_neighbours_on_one_side_and_more_than_the_floor():
-    one = np.ones((1, 4))
-    flat = np.zeros(1)
-
-    def of(curve, floor=0.0):
-        return float(peak(np.array([curve], float), flat, one, np.ones(1), np.array([floor]))[0])
+def test_peak_wants_two_neighbours_on_one_side():
+    def of(curve, late=0.0):
+        return float(peak(np.array([curve], float), np.array([late]))[0])
 
     assert of([0, 9, 0, 0]) == 0.0
     assert of([0, 9, 5, 0]) == 5.0
     assert of([0, -9, -5, 0]) == -5.0
     assert of([0, 9, -9, 0]) == 0.0
-    assert of([0, 9, 5, 0], floor=6.0) == 0.0
+    assert of([0, 9, 5, np.nan], late=-6.0) == -6.0
+
+
+def test_nothing_within_its_floor_ever_leaves_a_margin():
+    e, se = np.array([0.9, 1.1, 5.0, -5.0, np.nan]), np.array([0.0, 0.0, 0.0, 5.0, 1.0])
+    z = noise_units(e, se, np.ones(5), DEFAULT)
+    assert abs(z[0]) < DEFAULT.min_margin < z[1] < z[2] < np.inf
+    assert z[3] == -1.0 and np.isnan(z[4])
 
 
 def test_a_borrowed_scale_follows_the_borrowers_own_step_noise():

@@ -14,9 +14,9 @@ from diagnose.score.settings import DEFAULT
 from diagnose.score.shape import (
     anomaly_type,
     collapsed,
-    largest_excursion,
     onset_block,
     onset_interval,
+    spike_limit,
     spikes,
     trend,
     type_agreement,
@@ -137,13 +137,13 @@ def test_a_nonfinite_value_is_an_onset_of_its_own():
 def test_spikes_are_few_points_beyond_anything_healthy():
     rng = np.random.default_rng(2)
     cut, clock = frame(WORLD.metrics, Contrast.TWIN, {}, DEFAULT), Clock(1, 60, 8)
-    healthy_M = largest_excursion(WORLD.runs(rng, 5, 60), clock, cut)
+    limit_M = spike_limit(WORLD.runs(rng, 5, 60), clock, cut)
     at = WORLD.metrics.index("actor/entropy")
     curve = np.zeros(60)
     curve[[17, 41]] = 60.0
-    spiky = spikes([WORLD.run(rng, 60, {"actor/entropy": curve})], clock, cut, healthy_M)
+    spiky = spikes([WORLD.run(rng, 60, {"actor/entropy": curve})], clock, cut, limit_M)
     assert spiky[at] and spiky.sum() <= 2
-    assert not spikes([WORLD.run(rng, 60)], clock, cut, healthy_M).any()
+    assert not spikes([WORLD.run(rng, 60)], clock, cut, limit_M).any()
 
 
 def test_collapse_is_the_loss_of_the_whole_level():
