@@ -56,7 +56,10 @@ test: setup-test
 	$(BIN)/python -m pytest
 
 bench: setup
-	$(BIN)/python bench/spine.py
+	$(BIN)/python -m bench.spine
+
+accept: setup
+	$(BIN)/python -m bench.accept
 
 clean:
 	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
