@@ -1,4 +1,4 @@
-"""The answer leaves the program: files for CI and people, and stdout."""
+"""The answer leaves the program: files for CI and people, stdout, and the exit code."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from diagnose.console import Terminal
+from diagnose.errors import ExitCode
+from diagnose.result import Result, Verdict
 
 if TYPE_CHECKING:
     from diagnose.report.evidence import Evidence
-    from diagnose.result import Result
 
 
 def write_answer(
@@ -54,3 +55,25 @@ def write_answer(
         from diagnose.report.terminal import result_view
 
         terminal.show(result_view(result))
+
+
+_EXIT = {
+    Verdict.REPRODUCED: ExitCode.OK,
+    Verdict.REPRODUCED_NOT_SPECIFIC: ExitCode.OK,
+    Verdict.NO_FAULT: ExitCode.OK,
+    Verdict.PARTLY: ExitCode.NOT_REPRODUCED,
+    Verdict.NOT_REPRODUCED: ExitCode.NOT_REPRODUCED,
+    Verdict.INJECTION_FAILED: ExitCode.RUN_FAILED,
+    Verdict.INCONCLUSIVE: ExitCode.INCONCLUSIVE,
+}
+
+
+def exit_code(result: Result, expect: Mapping[str, str] | None = None) -> ExitCode:
+    """Return the exit code of a result: that of its verdict, or of `expect` (0 met, 1 unmet) where there is one."""
+    if result.status != "completed":
+        return ExitCode.INTERRUPTED if result.status == "interrupted" else ExitCode.RUN_FAILED
+    if expect:
+        from diagnose.report.junit import unmet
+
+        return ExitCode.NOT_REPRODUCED if unmet(result, expect) else ExitCode.OK
+    return _EXIT[result.score.verdict]

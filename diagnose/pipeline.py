@@ -14,7 +14,7 @@ from dataclasses import asdict
 from typing import Any
 
 from diagnose.calibrations import keep_calibration
-from diagnose.errors import ExitCode, RunError
+from diagnose.errors import RunError
 from diagnose.events import (
     EventLog,
     NoteEvent,
@@ -26,7 +26,7 @@ from diagnose.events import (
     VerdictEvent,
 )
 from diagnose.jobs import read_outcome
-from diagnose.result import Result, Verdict
+from diagnose.result import Result
 from diagnose.scoring import MANIFEST, evaluate
 from diagnose.session import PlannedRun, Session, load, plan_runs
 from diagnose.store import RunFolder, read_json, write_json
@@ -46,27 +46,6 @@ KEY_METRICS = (
 """What a step event carries; the rest is in the run's own metrics file."""
 
 BUILD = "build"
-
-_EXIT = {
-    Verdict.REPRODUCED: ExitCode.OK,
-    Verdict.REPRODUCED_NOT_SPECIFIC: ExitCode.OK,
-    Verdict.NO_FAULT: ExitCode.OK,
-    Verdict.PARTLY: ExitCode.NOT_REPRODUCED,
-    Verdict.NOT_REPRODUCED: ExitCode.NOT_REPRODUCED,
-    Verdict.INJECTION_FAILED: ExitCode.RUN_FAILED,
-    Verdict.INCONCLUSIVE: ExitCode.INCONCLUSIVE,
-}
-
-
-def exit_code(result: Result, expect: Mapping[str, str] | None = None) -> ExitCode:
-    """Return the exit code of a result: that of its verdict, or of `expect` (0 met, 1 unmet) where there is one."""
-    if result.status != "completed":
-        return ExitCode.INTERRUPTED if result.status == "interrupted" else ExitCode.RUN_FAILED
-    if expect:
-        from diagnose.report.junit import unmet
-
-        return ExitCode.NOT_REPRODUCED if unmet(result, expect) else ExitCode.OK
-    return _EXIT[result.score.verdict]
 
 
 def execute(folder: RunFolder, log: EventLog) -> Result:

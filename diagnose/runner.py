@@ -65,9 +65,10 @@ def _execute(folder: RunFolder, log: EventLog) -> tuple[str, ExitCode]:
     try:
         # numpy and scipy come in here: only now has a failing import somewhere to be told.
         from diagnose import pipeline, session
+        from diagnose.answer import exit_code
 
         result = pipeline.execute(folder, log)
-        return result.status, pipeline.exit_code(result, session.load(folder).expect)
+        return result.status, exit_code(result, session.load(folder).expect)
     except Interrupted:
         return "interrupted", ExitCode.INTERRUPTED
     except OSError as error:

@@ -244,8 +244,7 @@ def _newest(path: Path) -> Curves:
 
 def command(run_dir: Path | None, logs: Logs, files: Mapping[str, Path], terminal: Terminal) -> int:
     """Carry out `diagnose score`; return its exit code."""
-    from diagnose.answer import write_answer
-    from diagnose.pipeline import exit_code
+    from diagnose.answer import exit_code, write_answer
 
     groups = (logs.original_healthy, logs.original_faulty, logs.proxy_healthy, logs.proxy_faulty)
     if run_dir is not None and any(groups):

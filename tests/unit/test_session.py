@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from diagnose.answer import exit_code
 from diagnose.curves import Curves
 from diagnose.errors import DiagnoseError, ExitCode, RunError
 from diagnose.lab import changed
-from diagnose.pipeline import exit_code
 from diagnose.prepare import injection_step, visible_symptoms
 from diagnose.result import Result, Score, Verdict
 from diagnose.run import Outputs
