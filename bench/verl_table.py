@@ -18,7 +18,7 @@ from pathlib import Path
 from diagnose.console import Terminal
 from diagnose.curves import Curves
 from diagnose.jobs import read_outcome, run_all
-from diagnose.result import Candidate, Direction, MetricResult
+from diagnose.result import Candidate, Direction, MetricResult, Verdict
 from diagnose.score.plan import Replay
 from diagnose.score.score import score
 from diagnose.scoring import judge_witness
@@ -54,6 +54,7 @@ SHOWN = (
     "rollout_corr/k3_kl",
     "rollout/weight_lag",
 )
+NAMING = (Verdict.REPRODUCED, Verdict.REPRODUCED_NOT_SPECIFIC)
 MARK = "<!-- made by bench.verl_table -->"
 ARROWS = {Direction.UP: "↑", Direction.DOWN: "↓", Direction.NONE: "–", Direction.UNDETERMINED: "?"}
 
@@ -90,6 +91,39 @@ def compared(curves: Mapping[str, Curves], work: Path, faults: Sequence[str]) ->
         )
         found[fault] = result.ranking[0]
     return found
+
+
+def diagnosed(curves: Mapping[str, Curves], work: Path, faults: Sequence[str], of: str, by: str) -> list[str]:
+    """Return table rows: each incident recorded on engine `of`, diagnosed with the replays of engine `by`."""
+    cards = library()
+
+    def runs(engine: str, fault: str) -> list[Curves]:
+        return [run for name, run in curves.items() if name.startswith(f"{engine}-{fault}")]
+
+    replays = []
+    for fault in faults:
+        outcome = read_outcome(work / f"{by}-{fault}")
+        assert outcome is not None
+        witness, seen = judge_witness(cards[fault], [outcome.witness])
+        replays.append(Replay(fault, runs(by, fault), witness=witness, witness_ok=seen))
+    rows, first, named = [], 0, 0
+    for fault in faults:
+        found = score(runs(of, fault), runs(of, "healthy"), runs(by, "healthy"), replays, cards)
+        top = found.ranking[0]
+        rank = [candidate.fault for candidate in found.ranking].index(fault) + 1
+        first += rank == 1
+        named += fault in [top.fault, *top.rivals] and found.verdict in NAMING
+        rows.append(f"| {fault} | {found.verdict.value} | {', '.join([top.fault, *top.rivals])} | {rank} |")
+    count = len(faults)
+    return [
+        f"Incidents recorded on {of}, diagnosed with the {by} engine's replays of {count} faults: the truth is first "
+        f"in the ranking in {first} of {count}; it is in the set that the verdict names (reproduced, specific or not) "
+        f"in {named} of {count}, the others end with the verdict listed.",
+        "",
+        "| incident | verdict | first, and what cannot be told from it | rank of the truth |",
+        "|---|---|---|---|",
+        *rows,
+    ]
 
 
 def cell(result: MetricResult) -> str:
@@ -156,6 +190,8 @@ def page(curves: Mapping[str, Curves], found: Mapping[str, Candidate], command: 
         same, both = agreement(found, margin)
         share = f" ({same / both:.0%})" if both else ""
         lines += ["", f"Same direction: {same} of {both} metrics {what}{share}."]
+    for of, by in (("verl", "local"), ("local", "verl")):
+        lines += ["", *diagnosed(curves, work, list(found), of, by)]
     lines += ["", "| run | steps | wall s | CPU s |", "|---|---|---|---|"]
     for name in curves:
         outcome = read_outcome(work / name)
