@@ -148,6 +148,7 @@ def dynamics(
     json: Json = False,
 ) -> None:
     """Train healthy original and healthy proxies side by side (the paper's Figure 2)."""
+    from diagnose import dynamics as healthy
     from diagnose import lab
     from proxy.specs import BuildSpec, Recipe
 
@@ -155,9 +156,16 @@ def dynamics(
     recipe = lab.changed(Recipe(), [f"steps={steps}"] if steps else [])
     cut = BuildSpec(checkpoint, "", 1, strategy)
     budgets = _numbers(experts, "--experts")
-    rows = lab.dynamics(checkpoint, budgets, cut, recipe, range(1, seeds + 1), workers, terminal)
+    rows, gains = healthy.dynamics(checkpoint, budgets, cut, recipe, range(1, seeds + 1), workers, terminal)
     if json:
-        terminal.json({"schema": 1, "checkpoint": checkpoint, "recipe": recipe.__dict__, "rows": rows})
+        data = {
+            "schema": 1,
+            "checkpoint": checkpoint,
+            "recipe": recipe.__dict__,
+            "rows": rows,
+            "gains": gains,
+        }
+        terminal.json(data)
         return
     terminal.table(
         ("metric", "model", "start", "end", "change", "± s.e."),
@@ -171,6 +179,21 @@ def dynamics(
                 "–" if row["error"] is None else f"{row['error']:.2g}",
             )
             for row in sorted(rows, key=lambda row: row["metric"])
+        ],
+        numbers=4,
+    )
+    terminal.table(
+        ("held-out", "model", "start", "gain", "95 % above", "smallest"),
+        [
+            (
+                row["part"],
+                row["model"],
+                f"{row['start']:.3f}",
+                f"{row['gain']:+.3f}",
+                "–" if row["low"] is None else f"{row['low']:+.3f}",
+                f"{row['smallest']:+.3f}",
+            )
+            for row in gains
         ],
         numbers=4,
     )

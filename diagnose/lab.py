@@ -1,4 +1,4 @@
-"""Commands that work on checkpoints without an incident: record, calibrate, inspect, compare, dynamics."""
+"""Commands that work on checkpoints without an incident: record, calibrate, inspect, compare."""
 
 from __future__ import annotations
 
@@ -21,21 +21,10 @@ from proxy.specs import BuildSpec, EngineSpec, Recipe, RunSpec
 from taxonomy.metrics import METRIC_BY_NAME
 
 if TYPE_CHECKING:
-    from diagnose.curves import Curves
+    pass
 
 FIRST_CALIBRATION_SEED = 1001
 """Calibration seeds start here, far from the seeds of replays: a margin is not read off the run it judges."""
-
-DYNAMICS = (
-    "critic/rewards/mean",
-    "actor/kl_loss",
-    "actor/entropy",
-    "actor/grad_norm",
-    "response_length/mean",
-    "training/rollout_probs_diff_mean",
-    "routing/load_entropy/mean",
-)
-"""Metrics of the healthy training dynamics (the paper's Figure 2), where they were logged."""
 
 
 def changed(recipe: Recipe, settings: Sequence[str]) -> Recipe:
@@ -303,71 +292,6 @@ def inspect(checkpoint: str, experts: int | None) -> dict[str, Any]:
     if experts is not None:
         data["plan"] = asdict(plan_layout(opened, layout, experts))
     return data
-
-
-def dynamics(
-    checkpoint: str,
-    budgets: Sequence[int],
-    cut: BuildSpec,
-    recipe: Recipe,
-    seeds: Sequence[int],
-    workers: int | None,
-    terminal: Terminal,
-) -> list[dict[str, Any]]:
-    """Train the healthy original and healthy proxies at several budgets: the paper's Figure 2 as numbers.
-
-    Returns:
-        One row for each model and metric: start and end (medians over the first and the last fifth of the
-        steps, mean over seeds), the change with its standard error over seeds, and the curve.
-
-    Raises:
-        RunError: A build or a run failed.
-    """
-    with TemporaryDirectory(prefix="diagnose-dynamics-") as scratch:
-        home = Path(scratch)
-        models = {"original": checkpoint}
-        for budget in budgets:
-            name = f"proxy-{budget}"
-            spec = replace(cut, checkpoint=checkpoint, experts=budget, out=str(home / name))
-            terminal.say(f"building the proxy with {budget} experts")
-            models[name] = str(run_job("build", asdict(spec), terminal)["path"])
-        specs = {
-            f"{name}-s{seed}": RunSpec(model, recipe, seed)
-            for name, model in models.items()
-            for seed in seeds
-        }
-        curves = run_all(specs, home / "runs", workers, terminal)
-    return [
-        row for name in models for row in _dynamics_rows(name, [curves[f"{name}-s{seed}"] for seed in seeds])
-    ]
-
-
-def _dynamics_rows(model: str, runs: Sequence[Curves]) -> list[dict[str, Any]]:
-    """Return one row a metric for the healthy runs of one model."""
-    import numpy as np
-
-    rows = []
-    for metric in DYNAMICS:
-        if not all(metric in run.values for run in runs):
-            continue
-        curves_SN = np.stack([run.values[metric] for run in runs])
-        fifth = max(1, curves_SN.shape[1] // 5)
-        start_S = np.nanmedian(curves_SN[:, :fifth], axis=1)
-        end_S = np.nanmedian(curves_SN[:, -fifth:], axis=1)
-        change_S = end_S - start_S
-        rows.append(
-            {
-                "model": model,
-                "metric": metric,
-                "start": float(start_S.mean()),
-                "end": float(end_S.mean()),
-                "change": float(change_S.mean()),
-                "error": float(change_S.std(ddof=1) / len(runs) ** 0.5) if len(runs) > 1 else None,
-                "seeds": len(runs),
-                "curve": [float(value) for value in np.nanmean(curves_SN, axis=0)],
-            }
-        )
-    return rows
 
 
 def compare(spec: Mapping[str, Any], terminal: Terminal) -> list[Mapping[str, Any]]:

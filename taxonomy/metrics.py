@@ -18,8 +18,9 @@ class Metric:
         name: verl's key, or ours.
         title: Short name for humans.
         unit: Unit of the raw value, "" for none.
-        kind: outcome, divergence, optimization, mismatch, routing, length, config or cost. `config` and `cost`
-            metrics never enter a ranking: they give the setting away or depend on the machine.
+        kind: outcome, divergence, optimization, mismatch, routing, length, config, detail or cost. The last three
+            never enter a ranking: they give a setting away, only repeat parts of another metric, or depend on the
+            machine.
         transform: "identity", "log10" or "logit".
         epsilon: Added before log10, or the clip of a logit.
         floor: Smallest difference, in transformed units, that is ever called a movement.
@@ -36,7 +37,7 @@ class Metric:
     @property
     def ranks(self) -> bool:
         """Whether the metric takes part in scoring."""
-        return self.kind not in ("config", "cost")
+        return self.kind not in ("config", "detail", "cost")
 
 
 METRICS: tuple[Metric, ...] = (
@@ -73,9 +74,11 @@ METRICS: tuple[Metric, ...] = (
     Metric("rollout/zero_std_groups", "groups without a signal", "share", "outcome", floor=0.02),
     Metric("actor/lr", "learning rate", "", "config"),
     Metric("actor/kl_coef", "KL coefficient", "", "config"),
-    Metric("actor/loss", "total loss", "", "cost"),
-    Metric("critic/rewards/answer", "reward for the answer", "", "cost"),
-    Metric("critic/rewards/format", "reward for the format", "", "cost"),
+    Metric("actor/loss", "total loss", "", "detail"),
+    Metric("critic/rewards/answer", "right answers", "share", "detail"),
+    Metric("critic/rewards/format", "right formats", "share", "detail"),
+    Metric("val-core/answer/mean", "held-out right answers", "share", "detail"),
+    Metric("val-core/format/mean", "held-out right formats", "share", "detail"),
     Metric("critic/score/mean", "score", "", "config"),
     Metric("timing_s/step", "time a step", "s", "cost"),
     Metric("perf/throughput", "throughput", "tokens/s", "cost"),
