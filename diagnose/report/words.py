@@ -135,7 +135,8 @@ def what_to_do(result: Result) -> tuple[str, ...]:
         steps.append("Replays failed: read the workers' logs in the run folder, then resume the run.")
     elif verdict == Verdict.INCONCLUSIVE:
         steps.append(
-            "Give it more to go on: a healthy twin of the run, a longer log, more seeds or more steps."
+            "Give it more to go on: a longer log first of all, then a healthy twin of the run (if there is none), "
+            "more seeds, more steps."
         )
     elif verdict == Verdict.INJECTION_FAILED:
         steps.append("Read the workers' logs in the run folder, then resume the run.")

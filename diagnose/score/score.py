@@ -298,6 +298,11 @@ def _account(case: Case, laid: Plan, margin: Margin, onset: Onset | None) -> tup
     ]
     maxima_K = case.home.scale.maxima_K
     said = []
+    if case.stand_in:
+        said.append(
+            "The proxy is a stand-in, not cut from the failing model: the ranking is a lead, and no answer from it "
+            "is ever specific."
+        )
     if words:
         said.append(
             f"The original moved: {', '.join(words)} (largest {reading.largest:.1f} noise units, "

@@ -256,6 +256,7 @@ def test_a_stand_in_is_never_specific():
     found = case.score(stand_in=True)
     assert found.verdict is Verdict.REPRODUCED_NOT_SPECIFIC
     assert {item.evidence for item in found.ranking} == {"stand-in"}
+    assert any("stand-in" in reason for reason in found.reasons)
 
 
 def test_one_candidate_alone_is_never_specific():
