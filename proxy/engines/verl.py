@@ -29,6 +29,9 @@ OnStep = Callable[[int, dict[str, float]], None]
 
 STALL_S = 600.0
 """A run in which nothing was logged for so long is given up."""
+ATTEMPTS = 3
+RAY_LATE = "timed out during startup"
+"""What Ray says when its own processes took more than its fixed 30 seconds: a busy machine, worth another attempt."""
 _ERROR = re.compile(r"^(?:\(.*?\)\s*)?((?:\w+\.)*\w*(?:Error|Exception|Interrupt)\b.*)$")
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 
@@ -78,6 +81,17 @@ def merge(found: Sequence[Mapping[str, Any]]) -> tuple[dict[str, float], dict[in
     return means | largest, dict(metrics)
 
 
+def check_errors(home: Path) -> None:
+    """Raise `InjectionFailed` where the plugin reported an error, or could not be loaded for one."""
+    for report in reports(home):
+        if report["error"]:
+            raise InjectionFailed(f"{INJECTION_FAILED} in verl's {report['kind']}: {report['error']}")
+    text = (home / "verl.log").read_text(encoding="utf-8", errors="replace")
+    if MARKER not in text and f"/{verl_job.PACKAGE}/" in text:
+        words = last_words(home / "verl.log")
+        raise InjectionFailed(f"{INJECTION_FAILED}: the plugin does not load: {words}")
+
+
 def check_plugin(home: Path, fault: FaultSpec | None, trainer: str) -> None:
     """Check that the plugin is where it has to be: verl goes on without a word where one does not load.
 
@@ -86,9 +100,7 @@ def check_plugin(home: Path, fault: FaultSpec | None, trainer: str) -> None:
     """
     log = home / "verl.log"
     found = reports(home)
-    for report in found:
-        if report["error"]:
-            raise InjectionFailed(f"{INJECTION_FAILED} in verl's {report['kind']}: {report['error']}")
+    check_errors(home)
     if MARKER not in log.read_text(encoding="utf-8", errors="replace"):
         raise InjectionFailed(f"{INJECTION_FAILED}: the plugin was not loaded by verl")
     if fault is None:
@@ -180,7 +192,7 @@ def run(spec: RunSpec, checkpoint: Path, on_step: OnStep, folder: Path) -> RunOu
         spec: The run.
         checkpoint: Checkpoint folder, already resolved.
         on_step: Called for each record of verl's file logger, with the plugin's metrics of that step added.
-        folder: Run folder; the job lies in its ``verl`` folder afterwards, without the plugin's caches.
+        folder: Run folder; the job lies in its ``verl`` folder afterwards.
 
     Raises:
         NoVerl: There is no environment with verl.
@@ -191,29 +203,17 @@ def run(spec: RunSpec, checkpoint: Path, on_step: OnStep, folder: Path) -> RunOu
     begin = time.monotonic()
     python = find_python(spec.engine.python)
     home = (folder / "verl").absolute()
-    settings = verl_job.write_job(home, spec, checkpoint.absolute())
-    command = [str(python), "-m", "verl.trainer.main_ppo", *settings]
-    tail, steps, heard, checked = Tail(home / "verl.jsonl"), 0, begin, False
-    with Launcher(home, command, verl_job.environment(home, os.environ)) as launcher:
-        code: int | None = None
-        while code is None:
-            code = launcher.process.poll()
-            for step, metrics in tail.poll():
-                heard = time.monotonic()
-                if step and not checked:
-                    check_plugin(home, spec.fault, spec.engine.trainer)
-                    checked = True
-                on_step(step, metrics | merge(reports(home))[1].get(step, {}))
-                steps = max(steps, step)
-            now = time.monotonic()
-            if now - heard > STALL_S:
-                raise RunFailed(f"verl logged nothing for {STALL_S:.0f} s: {last_words(launcher.log)}")
-            if spec.engine.limit_s and now - begin > spec.engine.limit_s:
-                raise RunFailed(f"verl took longer than {spec.engine.limit_s:g} s, at step {steps}")
-            time.sleep(0.1)
-    if code or steps < spec.recipe.steps:
-        check_plugin(home, spec.fault, spec.engine.trainer)
-        raise RunFailed(f"verl ended with code {code} after {steps} steps: {last_words(home / 'verl.log')}")
+    for attempt in range(ATTEMPTS):
+        settings = verl_job.write_job(home, spec, checkpoint.absolute())
+        command = [str(python), "-m", "verl.trainer.main_ppo", *settings]
+        with Launcher(home, command, verl_job.environment(home, os.environ)) as launcher:
+            code, steps = _follow(launcher, home, spec, on_step, begin)
+        if code == 0 and steps >= spec.recipe.steps:
+            break
+        check_errors(home)
+        words = last_words(launcher.log)
+        if steps or RAY_LATE not in words or attempt == ATTEMPTS - 1:
+            raise RunFailed(f"verl ended with code {code} after {steps} steps: {words}")
     for scrap in ("hf", "hydra", "checkpoints"):
         shutil.rmtree(home / scrap, ignore_errors=True)
     return RunOutcome(
@@ -223,3 +223,25 @@ def run(spec: RunSpec, checkpoint: Path, on_step: OnStep, folder: Path) -> RunOu
         cpu_s=launcher.cpu_s(),
         wall_s=time.monotonic() - begin,
     )
+
+
+def _follow(launcher: Launcher, home: Path, spec: RunSpec, on_step: OnStep, begin: float) -> tuple[int, int]:
+    """Follow verl to its end; return its exit code and the last step that it logged."""
+    tail, steps, heard, checked = Tail(home / "verl.jsonl"), 0, time.monotonic(), False
+    code: int | None = None
+    while code is None:
+        code = launcher.process.poll()
+        for step, metrics in tail.poll():
+            heard = time.monotonic()
+            if step and not checked:
+                check_plugin(home, spec.fault, spec.engine.trainer)
+                checked = True
+            on_step(step, metrics | merge(reports(home))[1].get(step, {}))
+            steps = max(steps, step)
+        now = time.monotonic()
+        if now - heard > STALL_S:
+            raise RunFailed(f"verl logged nothing for {STALL_S:.0f} s: {last_words(launcher.log)}")
+        if spec.engine.limit_s and now - begin > spec.engine.limit_s:
+            raise RunFailed(f"verl took longer than {spec.engine.limit_s:g} s, at step {steps}")
+        time.sleep(0.1)
+    return code, steps

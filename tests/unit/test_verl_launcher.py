@@ -9,10 +9,11 @@ import time
 
 import pytest
 
+from proxy.embedded import resolve
 from proxy.engines import verl
 from proxy.engines.verl import InjectionFailed, Launcher, Tail, check_plugin, last_words, merge
 from proxy.engines.verl_plugin.table import MARKER
-from proxy.specs import FaultSpec
+from proxy.specs import EngineSpec, FaultSpec, Recipe, RunSpec
 
 TREE = """
 import os, subprocess, sys, time
@@ -172,3 +173,56 @@ def test_a_plugin_in_place_is_believed(tmp_path):
     (tmp_path / "reports").mkdir()
     (tmp_path / "reports" / "t.json").write_text(json.dumps(report("trainer", hooks=[PLACE])))
     check_plugin(tmp_path, FAULT, "v0")
+
+
+FAKE_VERL = """#!{python}
+import json, os, pathlib, sys
+job = pathlib.Path(os.environ["RL_DIAGNOSE_JOB"])
+starts = pathlib.Path("{starts}")
+starts.write_text(starts.read_text() + "x" if starts.exists() else "x")
+if len(starts.read_text()) <= {late}:
+    sys.exit("Exception: The current node timed out during startup. This could happen")
+print("{marker}")
+steps = json.loads((job / "job.json").read_text())["recipe"]["steps"]
+with (job / "verl.jsonl").open("w") as log:
+    for step in range(1, steps + 1 - {missing}):
+        log.write(json.dumps(dict(step=step, data=dict(reward=0.5))) + chr(10))
+"""
+
+
+def fake_environment(folder, **words):
+    """Return the interpreter of an environment whose verl is a few lines."""
+    (folder / "bin").mkdir(parents=True)
+    version = folder / "lib" / "python3.11" / "site-packages" / "verl" / "version" / "version"
+    version.parent.mkdir(parents=True)
+    version.write_text("0.9.1")
+    python = folder / "bin" / "python"
+    words = {"late": 0, "missing": 0} | words
+    python.write_text(
+        FAKE_VERL.format(python=sys.executable, marker=MARKER, starts=folder / "starts", **words)
+    )
+    python.chmod(0o755)
+    return str(python)
+
+
+def run_fake(folder, **words):
+    engine = EngineSpec("verl", fake_environment(folder / "env", **words))
+    spec, seen = RunSpec("embedded:qwen3_moe", Recipe(steps=3), 1, None, engine), []
+    outcome = verl.run(spec, resolve(spec.model), lambda step, _: seen.append(step), folder / "run")
+    return outcome, seen
+
+
+def test_a_run_is_over_when_all_steps_are_there(tmp_path):
+    outcome, seen = run_fake(tmp_path)
+    assert (outcome.status, outcome.steps, seen) == ("completed", 3, [1, 2, 3])
+
+
+def test_an_early_end_is_a_failure(tmp_path):
+    with pytest.raises(verl.RunFailed, match="after 2 steps"):
+        run_fake(tmp_path, missing=1)
+
+
+def test_a_ray_that_was_late_is_started_again(tmp_path):
+    outcome, seen = run_fake(tmp_path, late=1)
+    assert outcome.status == "completed" and seen == [1, 2, 3]
+    assert (tmp_path / "env" / "starts").read_text() == "xx"

@@ -107,15 +107,18 @@ class Server:
         self, prompt_ids: list[int], sampling_params: dict[str, Any], request_id: str, **_: Any
     ) -> TokenOutput:
         """Answer one prompt."""
-        prompt = tuple(prompt_ids)
-        place = request_id.rpartition("det-")[2]
+        # With `rollout.full_determinism` verl's V0 trainer numbers a batch's requests; its V1 trainer calls them
+        # all 0. Responses to one prompt are then numbered as they come: which of them is which doesn't matter.
+        kind, _, index = request_id.partition("-")
+        place = int(index) if kind == "det" and index.isdigit() else 0
+        same = (place, *prompt_ids)
         request = Request(
-            list(prompt),
-            int(place) if place.isdigit() and "det-" in request_id else self._seen[prompt],
+            list(prompt_ids),
+            place + self._seen[same],
             sampling_params,
             asyncio.get_running_loop().create_future(),
         )
-        self._seen[prompt] += 1
+        self._seen[same] += 1
         self._waiting.append(request)
         if self._worker is None or self._worker.done():
             self._worker = asyncio.create_task(self._work())
