@@ -109,7 +109,7 @@ class Server:
         """Answer one prompt."""
         # With `rollout.full_determinism` verl's V0 trainer numbers a batch's requests; its V1 trainer calls them
         # all 0. Responses to one prompt are then numbered as they come: which of them is which doesn't matter.
-        kind, _, index = request_id.partition("-")
+        kind, _dash, index = request_id.partition("-")
         place = int(index) if kind == "det" and index.isdigit() else 0
         same = (place, *prompt_ids)
         request = Request(
