@@ -132,7 +132,9 @@ def within_run_scale(healthy: Panel, settings: Settings) -> Scale:
 
 
 def wiggle(runs: Sequence[Curves], frame: Frame, before: float = np.inf) -> Array:
-    """Return the step-to-step noise of each metric: median |x_t − x_{t−1}| / (0.6745·√2), median over runs.
+    """Return the step-to-step noise of each metric: √π/2 · mean |x_t − x_{t−1}|, median over runs.
+
+    The mean, not the median: metrics at a ceiling (the largest advantage of a group) stay put most of the time.
 
     Args:
         runs: Runs of one system.
@@ -145,8 +147,7 @@ def wiggle(runs: Sequence[Curves], frame: Frame, before: float = np.inf) -> Arra
         for m in range(len(frame.metrics)):
             logged_RN = values_RMN[:, m, np.isfinite(values_RMN[:, m]).any(0)]
             if logged_RN.shape[1] > 3:
-                steps = nanmedian(np.abs(np.diff(logged_RN)))
-                found_RM[indices, m] = steps / (0.6745 * math.sqrt(2))
+                found_RM[indices, m] = nanmean(np.abs(np.diff(logged_RN))) * math.sqrt(math.pi) / 2
     return nanmedian(found_RM, 0)
 
 

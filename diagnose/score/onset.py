@@ -203,33 +203,35 @@ def _against_past(
 ) -> list[tuple[int, int, bool, str]]:
     """Return (low, high, sharp, metric) of the first jump of every metric that jumps.
 
-    J_b = mean(x_b, x_{b+1}) − median(x_{b−3..b−1}) for b ≥ 3 is a jump when both blocks lie on one side and
-    |J_b| − 2.5·|median step so far| > c · s, with s the standard deviation of the steps so far and c the t
-    margin: a steady drift moves J by 2.5 steps and is no jump.
+    Blocks b and b + 1 are a jump when both lie on one side of the median of the three blocks before, by more than
+    c · s + 2.5 · |median step so far| (a steady drift is no jump). s² is the variance of the steps so far, steadied
+    like any scale from few values (`prior_dof`): by the metric's step-to-step noise times what blocks vary more
+    than that by, over all metrics; c is the t margin, inflated by `jump_inflation` because slow noise moves three
+    blocks farther than two neighbours differ.
     """
     digits = resolutions(faulty)
     cut = frame(metrics, Contrast.TWIN, digits, settings)
     x_MB = nanmedian(panel(faulty, clock, cut).x_RMB, 0)
     floor_M = floors(cut, (), digits)
-    found = []
+    root = float(np.sqrt(1.0 + median_variance(np.asarray(3.0))))
     tests = 2 * len(metrics) * max(clock.blocks - 4, 1)
-    for m, name in enumerate(metrics):
-        for b in range(3, clock.blocks - 1):
-            past_B = x_MB[m, :b]
-            steps = np.diff(past_B)
-            drift = float(np.nan_to_num(np.median(steps)))
-            # Half the mean square of the residual steps is the variance of one block.
-            s = float(np.sqrt(np.sum((steps - drift) ** 2) / max(len(steps) - 1, 1) / 2))
-            level = float(np.median(past_B[-3:]))
-            away = x_MB[m, b : b + 2] - level
-            if not np.isfinite(away).all() or away[0] * away[1] <= 0:
-                continue
-            root = float(np.sqrt(0.5 + median_variance(np.asarray(3.0))))
-            excess = min(abs(away[0]), abs(away[1])) - 2.5 * abs(drift)
-            c = t_quantile(settings.alpha / tests, max(len(steps) - 1, 1))
-            if excess > max(c * s * root, floor_M[m]):
-                interval = onset_interval(b, clock)
-                assert interval is not None
-                found.append((*interval, True, name))
-                break
-    return found
+    found: dict[str, tuple[int, int]] = {}
+    for b in range(3, clock.blocks - 1):
+        steps_MB = np.diff(x_MB[:, :b])
+        drift_M = nanmedian(steps_MB)
+        dof = b - 2
+        variance_M = np.nansum((steps_MB - drift_M[:, None]) ** 2, 1) / dof / 2
+        wiggle_M = wiggle(faulty, cut, float(clock.edges_B1[b]))
+        known = (wiggle_M > 0) & (variance_M > 0)
+        redness = np.median(variance_M[known] / wiggle_M[known] ** 2) if known.any() else 0.0
+        prior_M = np.where(wiggle_M > 0, redness * np.nan_to_num(wiggle_M) ** 2, variance_M)
+        s_M = np.sqrt((dof * variance_M + settings.prior_dof * prior_M) / (dof + settings.prior_dof))
+        c = settings.jump_inflation * t_quantile(settings.alpha / tests, dof + settings.prior_dof)
+        away_MB = x_MB[:, b : b + 2] - nanmedian(x_MB[:, b - 3 : b])[:, None]
+        together = away_MB[:, 0] * away_MB[:, 1] > 0
+        excess_M = np.abs(away_MB).min(1) - 2.5 * np.abs(drift_M)
+        interval = onset_interval(b, clock)
+        assert interval is not None
+        for m in np.flatnonzero(together & (excess_M > np.maximum(c * s_M * root, floor_M))):
+            found.setdefault(metrics[m], interval)
+    return [(*interval, True, name) for name, interval in found.items()]

@@ -21,6 +21,7 @@ class Settings:
         min_blocks: Fewer blocks than this make every verdict inconclusive: no late half, no onset.
         onset_blocks: Blocks at most when the onset of an incident is looked for over a whole log (finer clock,
             since the answer is where to put the injection).
+        jump_inflation: Factor on the margin of a jump that a log makes against its own past.
         min_baseline: Points before the fault that make a baseline for a run without a healthy twin.
 
         calibrated_seeds: Healthy seeds from which margins are read off the seeds themselves: the smallest honest
@@ -91,6 +92,7 @@ class Settings:
     points_a_block: int = 5
     min_blocks: int = 4
     onset_blocks: int = 16
+    jump_inflation: float = 1.25
     min_baseline: int = 10
 
     calibrated_seeds: int = 20
