@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from pathlib import Path
@@ -39,6 +40,9 @@ app.add_typer(proxy_app, name="proxy")
 
 def main() -> None:
     """Entry point of the command `diagnose`."""
+    for stream in (sys.stdout, sys.stderr):  # without UTF-8 an answer with a "?" in it beats none
+        if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+            stream.reconfigure(errors="replace")
     sys.exit(invoke(sys.argv[1:]))
 
 

@@ -14,7 +14,7 @@ from typing import Any
 from diagnose.calibrations import calibration_for
 from diagnose.console import Terminal
 from diagnose.curves import Curves
-from diagnose.errors import DiagnoseError
+from diagnose.errors import DiagnoseError, LogError
 from diagnose.jobs import read_outcome
 from diagnose.logs import read, read_curves
 from diagnose.report.evidence import Evidence, read_evidence
@@ -76,11 +76,16 @@ def evaluate(
         failures: Run id → why it failed, for runs whose own files don't say.
         wall_s: Seconds that the result took.
         left_out: Why a replay that was never run was not.
+
+    Raises:
+        LogError: The curves of the incident are missing.
     """
     faulty, healthy = (
         [read_curves(path) for path in sorted(folder.inputs.glob(f"{kind}_*.jsonl"), key=_number)]
         for kind in ("faulty", "healthy")
     )
+    if not faulty:
+        raise LogError(f"{folder.inputs} holds no curves of the incident", "start the run anew")
     runs = plan_runs(session, folder.proxy)
     outcomes = {run.id: outcome for run in runs if (outcome := read_outcome(folder.runs / run.id))}
     failed = dict(failures) | {

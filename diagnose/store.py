@@ -168,10 +168,10 @@ def create(name: str, out: Path | None = None) -> RunFolder:
     """
     if out is not None:
         if out.exists() and (not out.is_dir() or any(out.iterdir())):
-            raise RunError(
-                f"{out} exists and is not an empty folder",
-                f"name another one with --out, or go on with: diagnose run --resume {out}",
-            )
+            mend = "name another one with --out"
+            if (out / "session.json").is_file():
+                mend += f", or go on with: diagnose run --resume {out}"
+            raise RunError(f"{out} exists and is not an empty folder", mend)
         path = out
         path.mkdir(parents=True, exist_ok=True)
     else:
@@ -199,11 +199,13 @@ def open_folder(path: Path) -> RunFolder:
     """Return an existing run folder.
 
     Raises:
-        RunError: There is no session in `path`.
+        RunError: There is no session in `path`, or it cannot be read.
     """
     folder = RunFolder(path.resolve())
+    if not folder.session.exists():
+        raise RunError(f"{path} is not a run folder (no session.json in it)", "name the folder of a run")
     if read_json(folder.session) is None:
-        raise RunError(f"{path} is not a run folder (no session.json in it)")
+        raise RunError(f"{folder.session} is broken: not JSON", "start the run anew")
     return folder
 
 

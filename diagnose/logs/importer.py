@@ -142,15 +142,20 @@ def _check_usable(runs: Iterable[Run], source: str, counts: Counts) -> None:
     if logged:
         first = min(steps[0] for steps in logged.values())
         raise LogError(
-            f"{source}: every value of {', '.join(logged)} is NaN or infinite, from step {first} on ({said})",
+            f"{source}: every value of {_some(logged)} is NaN or infinite, from step {first} on ({said})",
             "a comparison needs values from before the collapse: give the part of the log that comes before",
         )
     keys = list(dict.fromkeys(key for run in runs for key in run.unmapped))
     raise LogError(
-        f"{source}: none of its {len(keys)} keys is a known metric: {', '.join(keys[:10])}"
-        + (", …" if len(keys) > 10 else "")
-        + f" ({said})"
+        f"{source}: none of its {len(keys)} keys is a known metric with numbers: {_some(keys)} ({said})",
+        "keys are verl's, values are numbers without quotes",
     )
+
+
+def _some(names: Iterable[str]) -> str:
+    """Return the first ten names."""
+    names = list(names)
+    return ", ".join(names[:10]) + (", …" if len(names) > 10 else "")
 
 
 def _said(counts: Counts) -> str:

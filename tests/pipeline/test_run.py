@@ -1,6 +1,7 @@
 """`diagnose run` and `diagnose score` from playbook to verdict, with a fake worker."""
 
 import json
+import shutil
 import subprocess
 import sys
 import xml.etree.ElementTree as ET
@@ -169,6 +170,27 @@ def test_errors_are_a_line_and_a_mend_without_a_traceback(lab, monkeypatch, capf
     assert words in err and err.startswith("error: ") and "Traceback" not in err
     assert out == ""
     assert lab.started() == []
+
+
+def test_the_mend_for_a_log_that_is_not_there_does_not_send_one_to_read_it(lab):
+    lab.playbook.write_text(lab.playbook.read_text().replace("incident", "gone"))
+    code, _, err = lab.run("run", "playbook.yaml", "--dry-run")
+    assert code == 3 and "correct its path" in err and "diagnose logs" not in err
+
+
+def test_an_answer_is_printed_even_where_the_encoding_lacks_its_characters(done):
+    code, out, err = done.run("score", done.out, PYTHONIOENCODING="ascii")
+    assert code == 0, err
+    assert "Learning rate far too high" in out
+
+
+def test_scoring_a_run_folder_that_lost_the_incident_says_so(done, tmp_path):
+    copy = tmp_path / "copy"
+    shutil.copytree(done.out, copy)
+    for path in (copy / "inputs").glob("faulty_*"):
+        path.unlink()
+    code, out, err = done.run("score", copy)
+    assert (code, out) == (3, "") and "holds no curves of the incident" in err
 
 
 def test_scoring_never_loads_torch(done):

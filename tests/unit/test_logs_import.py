@@ -151,7 +151,11 @@ def test_utf16_as_written_by_a_windows_shell(tmp_path: Path) -> None:
         ),
         (
             b"step:1 - my/metric:0.5 - your/metric:1",
-            "none of its 2 keys is a known metric: my/metric, your/metric (1 line, 1 metric line, 0",
+            "none of its 2 keys is a known metric with numbers: my/metric, your/metric (1 line, 1 metric line, 0",
+        ),
+        (
+            line(1, actor__kl_loss="0.5").encode(),
+            "none of its 1 keys is a known metric with numbers: actor/kl_loss (1 line, ",
         ),
     ],
 )

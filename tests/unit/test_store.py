@@ -92,6 +92,10 @@ def test_a_named_folder_must_be_empty(tmp_path):
     assert folder.inputs.is_dir() and folder.runs.is_dir()
     with pytest.raises(RunError, match="not an empty folder") as caught:
         create("x", folder.path)
+    assert caught.value.mend == "name another one with --out"  # nothing in it that could go on
+    write_json(folder.session, {})
+    with pytest.raises(RunError, match="not an empty folder") as caught:
+        create("x", folder.path)
     assert "--resume" in caught.value.mend
 
 
@@ -110,4 +114,7 @@ def test_default_folders_are_distinct_and_listed_newest_first(tmp_path, monkeypa
 
 def test_a_folder_without_a_session_is_none(tmp_path):
     with pytest.raises(RunError, match="not a run folder"):
+        open_folder(tmp_path)
+    write_text(tmp_path / "session.json", '{"a": ')
+    with pytest.raises(RunError, match="is broken"):
         open_folder(tmp_path)
