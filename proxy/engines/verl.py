@@ -27,8 +27,8 @@ from proxy.specs import INJECTION_FAILED, FaultSpec, RunOutcome, RunSpec
 
 OnStep = Callable[[int, dict[str, float]], None]
 
-STALL_S = 600.0
-"""A run in which nothing was logged for so long is given up."""
+STALL_S = 1800.0
+"""A run in which nothing was logged for so long is given up; start-up alone can take ten minutes."""
 ATTEMPTS = 3
 RAY_LATE = "timed out during startup"
 """What Ray says when its own processes took more than its fixed 30 seconds: a busy machine, worth another attempt."""
