@@ -63,8 +63,8 @@ class Settings:
         seed: Seed of the bootstrap; fixed, so that a report can be recomputed.
 
         explained: Share of the incident's squared signature that a candidate must explain to be an answer at all.
-        explained_specific: The same for an answer that is called specific. Of one recorded run a replay of its own fault
-            explains 70 % or more in nine cases of ten; what keeps wrong answers out is `contradiction` and the gap.
+        explained_specific: The same for an answer that is called specific. Of one recorded run a replay of its own
+            fault explains 70 % or more in nine cases of ten; `contradiction` and the gap keep wrong answers out.
         agreement: Agreement in direction for "reproduced".
         partly: Agreement in direction for "partly".
         trend: Mean trend similarity for "reproduced".
