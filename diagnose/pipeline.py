@@ -123,7 +123,8 @@ def _build(session: Session, folder: RunFolder, log: EventLog, pool: WorkerPool)
         return
     log.append(StageEvent(stage="build", status="started", detail=what))
     if spec:
-        pool.submit(Job(BUILD, "build", asdict(spec)))
+        own = {"out": str(folder.proxy)}  # the session's is where the folder was made: it may have been moved
+        pool.submit(Job(BUILD, "build", asdict(spec) | own))
     else:
         pool.submit(Job(BUILD, "hash", {"model": session.checkpoint}))
     for event in pool.events():

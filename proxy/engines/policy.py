@@ -26,7 +26,7 @@ class NotAMoE(ValueError):
 
 
 class BadCheckpoint(ValueError):
-    """Tensors are missing or left over: config and weights do not belong together."""
+    """Tensors are missing or left over (config and weights do not belong together), or the tokenizer is."""
 
 
 @dataclass
@@ -80,8 +80,10 @@ def load(folder: Path, dtype: torch.dtype, device: torch.device) -> Policy:
 
     Raises:
         NotAMoE: No expert modules were found.
-        BadCheckpoint: Weights are missing or left over.
+        BadCheckpoint: Weights are missing or left over, or there is no tokenizer.
     """
+    if not (folder / "tokenizer.json").is_file():
+        raise BadCheckpoint(f"{folder} has no tokenizer.json: complete the folder")
     config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
     loaded: Any = AutoModelForCausalLM.from_pretrained(
         folder,

@@ -178,3 +178,11 @@ def test_a_run_of_another_recipe_is_not_taken_for_finished(inside):
     path.write_text(path.read_text().replace('"lr": 8e-05', '"lr": 9e-05'))
     assert runner.main([str(inside.out)]) == 0
     assert len(inside.started()) == 1 + 2 * RUNS  # the proxy is the same, every replay is another one
+
+
+def test_a_moved_run_folder_builds_its_proxy_where_it_is_now(inside, tmp_path):
+    moved = tmp_path / "moved"
+    inside.out.rename(moved)
+    assert runner.main([str(moved)]) == 0
+    assert (moved / "proxy" / "proxy_manifest.json").is_file()
+    assert not inside.out.exists()

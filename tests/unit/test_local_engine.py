@@ -11,7 +11,7 @@ import torch
 from proxy.embedded import resolve, task
 from proxy.engines import local
 from proxy.engines.metrics import mismatch
-from proxy.engines.policy import load, token_log_probs
+from proxy.engines.policy import BadCheckpoint, load, token_log_probs
 from proxy.engines.rollout import encode_prompts, generate, texts
 from proxy.specs import FaultSpec, Recipe, RunSpec
 from taxonomy.registry import library
@@ -49,6 +49,11 @@ def test_decoding_with_a_cache_equals_one_forward_pass(name):
         )
     gap_BR = (wanted_BR - batch.log_probs_BR).abs() * batch.response_mask_BR
     assert gap_BR.max() < 1e-4
+
+
+def test_a_checkpoint_without_a_tokenizer_is_named(tmp_path):
+    with pytest.raises(BadCheckpoint, match="has no tokenizer"):
+        load(tmp_path, torch.float32, torch.device("cpu"))
 
 
 def test_left_padding_does_not_change_a_row():
