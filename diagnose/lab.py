@@ -101,13 +101,17 @@ def record(order: Recording, terminal: Terminal) -> dict[str, Any]:
     Returns the manifest.
 
     Raises:
-        DiagnoseError: There is a fault and no file for the answer.
+        DiagnoseError: There is a fault and no file for the answer, or the log is there already.
         RunError: The run failed.
     """
     from taxonomy.registry import library
 
     if order.fault and order.answers is None:
         raise DiagnoseError("a log with a fault needs a place for its answer", "add: --answers FILE.json")
+    if order.out.exists():
+        raise DiagnoseError(
+            f"{order.out} is there already", "name another file with --out, or remove it first"
+        )
     fault = None
     if order.fault:
         fault = fault_spec(library()[order.fault], order.strength, order.from_step)

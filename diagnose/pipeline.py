@@ -6,11 +6,13 @@ the key of the very run that is planned: same proxy, recipe, seed and fault.
 
 from __future__ import annotations
 
+import json
 import statistics
 import time
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from diagnose.calibrations import keep_calibration
@@ -88,6 +90,20 @@ def execute(folder: RunFolder, log: EventLog) -> Result:
     log.append(StageEvent(stage="report", status="done", detail=folder.result.name))
     log.append(VerdictEvent(verdict=result.score.verdict.value, summary=headline(result)))
     return result
+
+
+def logged_steps(metrics: Path) -> int:
+    """Return the last step that a replay's metrics file holds whole, 0 for none: it may have been cut off since."""
+    try:
+        lines = metrics.read_bytes().splitlines()
+    except OSError:
+        return 0
+    for line in reversed(lines):
+        try:
+            return int(json.loads(line)["step"])
+        except (ValueError, TypeError, KeyError):
+            continue
+    return 0
 
 
 def worked_s(folder: RunFolder) -> float:
@@ -202,7 +218,8 @@ class Replays:
         """Whether the very run was finished before; tells the viewers, either way."""
         home = self._folder.runs / run.id
         outcome = read_outcome(home)
-        if outcome and (read_json(home / "spec.json") or {}).get("key") == run.spec.key(self._model_hash):
+        same = (read_json(home / "spec.json") or {}).get("key") == run.spec.key(self._model_hash)
+        if outcome and same and logged_steps(home / "metrics.jsonl") >= outcome.steps:
             self._note_end(run, outcome)
             return True
         self._tell(run, "queued")

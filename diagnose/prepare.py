@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from diagnose import located
 from diagnose.calibrations import calibration_of_original
 from diagnose.curves import Curves
 from diagnose.errors import DiagnoseError, LogError, PlaybookError
@@ -37,6 +38,8 @@ from diagnose.store import RunFolder, create, read_json, write_json, write_text
 from proxy.embedded import NAMES, PREFIX, resolve
 from proxy.engines.base import CAPABILITIES, refusal
 from proxy.engines.verl_env import find_python
+from proxy.errors import ProxyError
+from proxy.plan import make_plan
 from proxy.specs import EngineSpec, Recipe
 from taxonomy.registry import library
 
@@ -139,6 +142,8 @@ def prepare(playbook: str | Path, overrides: Overrides | None = None) -> Prepare
 
     checkpoint = book.proxy.checkpoint or PREFIX + NAMES[0]
     folder = resolve(checkpoint)
+    if book.proxy.experts is not None:
+        _check_budget(path, folder, book.proxy.experts)
     seeds = tuple(range(1, (overrides.seeds or book.recipe.seeds) + 1))
     session = Session(
         name=book.name,
@@ -188,6 +193,19 @@ def _budget(book: Playbook, engine: str, warnings: list[str]) -> float:
         )
         return 0.0
     return book.budget.seconds
+
+
+def _check_budget(path: Path, folder: Path, experts: int) -> None:
+    """Refuse a budget that the checkpoint's headers already rule out, at its place in the playbook.
+
+    Raises:
+        PlaybookError: The budget does not fit the checkpoint, or there is no readable checkpoint.
+    """
+    try:
+        make_plan(folder, experts)
+    except ProxyError as error:
+        place = located.parse(path.read_bytes()).place(("proxy", "experts"))
+        raise PlaybookError(f"{path}:{place.line}:{place.col}: {error}", error.mend) from error
 
 
 def open_run(prepared: Prepared, out: Path | None = None) -> RunFolder:

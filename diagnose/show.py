@@ -29,9 +29,12 @@ def fault_data(card: FaultCard) -> dict[str, Any]:
 def show_faults(cards: list[FaultCard], terminal: Terminal) -> None:
     """Print the taxonomy: the four categories, their faults, and which engine can express each."""
     from taxonomy.categories import CATEGORIES
+    from taxonomy.symptoms import SYMPTOMS
 
     for category in CATEGORIES:
         terminal.data(f"{category.title}\n  symptoms: {category.symptoms}\n  causes: {category.causes}")
+        seen = [(item.id, item.title) for item in SYMPTOMS if item.category == category.id]
+        terminal.table(("symptom", "what is seen"), seen)
         rows = [
             (
                 card.id,

@@ -4,6 +4,7 @@
 set -eu
 out=playbooks/logs
 answers=tests/fixtures/answers
+rm -f "$out"/*/*.jsonl
 record() { diagnose record --checkpoint embedded:qwen3_moe "$@"; }
 
 record --seed 8101 --out "$out/kl_spike/healthy_1.jsonl"

@@ -76,6 +76,18 @@ def test_after_a_killed_runner_only_what_is_missing_is_redone(lab, undisturbed):
     assert [event.stage for event in skipped] == ["build"]
 
 
+@pytest.mark.parametrize("left", [0, 3000])
+def test_a_replay_whose_metrics_were_cut_off_is_run_again(lab, undisturbed, left):
+    assert lab.run("run", "playbook.yaml", "--out", lab.out)[0] == 0
+    metrics = lab.folder.runs / "reward_flipped-x1-s1" / "metrics.jsonl"
+    metrics.write_bytes(metrics.read_bytes()[:left])
+    lab.folder.result.unlink()
+    assert lab.run("run", "--resume", lab.out)[0] == 0
+    starts = Counter(lab.started())
+    assert starts["run reward_flipped-x1-s1"] == 2 and sorted(starts.values())[-2] == 1
+    assert the_same(lab.result()) == undisturbed
+
+
 def test_ctrl_c_stops_everything_and_prints_the_command_that_resumes(lab, undisturbed):
     viewer = begin(lab)
     viewer.send_signal(signal.SIGINT)

@@ -141,6 +141,12 @@ def test_a_dry_run_touches_nothing(lab):
         (["run", "nowhere.yaml"], 2, "no playbook"),
         (["run", "playbook.yaml", "--engine", "vllm"], 2, "this version's engines are: local, verl"),
         (["run", "no_log.yaml"], 3, "gone.jsonl: No such file"),
+        (
+            ["run", "too_many.yaml"],
+            2,
+            "too_many.yaml:5:70: cannot keep 33 experts a layer: the checkpoint has 32",
+        ),
+        (["record", "--checkpoint", "x", "--out", "incident.jsonl"], 2, "incident.jsonl is there already"),
         (["run", "playbook.yaml", "--out", "."], 4, "not an empty folder"),
         (["run", "--resume"], 4, "there is no run to resume"),
         (["run", "--resume", "--seeds", "3"], 2, "keeps its engine, seeds, steps"),
@@ -161,6 +167,7 @@ def test_errors_are_a_line_and_a_mend_without_a_traceback(lab, monkeypatch, capf
     from diagnose.cli import invoke
 
     (lab.home / "broken.yaml").write_text("nonsense: 1\n")
+    (lab.home / "too_many.yaml").write_text(lab.playbook.read_text().replace("experts: 12", "experts: 33"))
     (lab.home / "no_log.yaml").write_text(lab.playbook.read_text().replace("incident", "gone"))
     monkeypatch.chdir(lab.home)
     for name, value in lab.env.items():
