@@ -11,12 +11,14 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -177,12 +179,25 @@ class Launcher:
         """End everything, and wait for it."""
         assert self.process.stdin
         self.process.stdin.close()
-        self.process.wait()
+        if self.process.wait() < 0:  # the watcher itself was killed: what it would have ended is ours to end
+            _sweep(self.temp)
         shutil.rmtree(self.temp, ignore_errors=True)
 
     def cpu_s(self) -> float:
         """Return the CPU seconds of the tree, known after its end."""
         return float(json.loads(self._usage.read_text())["cpu_s"]) if self._usage.exists() else 0.0
+
+
+def _sweep(temp: Path) -> None:
+    """Kill Ray's processes that have a file open in a temporary folder: it is all that can be known of them.
+
+    Their parents are gone, and they have overwritten their command line and environment.
+    """
+    for entry in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            ray = b"ray" in (entry / "cmdline").read_bytes()
+            if ray and any(str(link.readlink()).startswith(f"{temp}/") for link in (entry / "fd").iterdir()):
+                os.kill(int(entry.name), signal.SIGKILL)
 
 
 def run(spec: RunSpec, checkpoint: Path, on_step: OnStep, folder: Path) -> RunOutcome:

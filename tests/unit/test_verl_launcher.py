@@ -19,7 +19,8 @@ TREE = """
 import os, subprocess, sys, time
 # What Ray does: children in sessions of their own, which outlive their parent and ignore a polite request.
 code = "import os, signal, time; signal.signal(15, signal.SIG_IGN); os.fork() or os.setsid(); time.sleep(600)"
-subprocess.Popen([sys.executable, "-c", code + "  # " + sys.argv[1]], start_new_session=True)
+log = open(sys.argv[-1].partition("=")[2] + "/log", "w")
+subprocess.Popen([sys.executable, "-c", code + "  # ray " + sys.argv[1]], start_new_session=True, stdout=log)
 time.sleep(0.5)
 print("running", flush=True)
 sys.exit(3) if "exit" in sys.argv[2:] else time.sleep(600)
@@ -71,6 +72,15 @@ def test_nothing_is_left_after_a_stop(tmp_path, mark):
         until_running(tmp_path / "a")
         assert len(marked(mark)) >= 3
     assert not marked(mark) and not launcher.temp.exists()
+
+
+def test_nothing_is_left_when_the_watcher_itself_was_killed(tmp_path, mark):
+    with launch(tmp_path / "a", mark) as launcher:
+        until_running(tmp_path / "a")
+        launcher.process.kill()
+        launcher.process.wait()
+        assert marked(mark)  # they outlive it
+    assert gone(mark, 1.0) and not launcher.temp.exists()
 
 
 OWNER = """
