@@ -143,8 +143,11 @@ class RunFolder:
         """End the runner: SIGTERM, after `patience_s` SIGKILL. Returns whether one was at work."""
         if not self.is_alive():
             return False
-        pid = int((self.path / "runner.pid").read_text())
         deadline = time.monotonic() + patience_s
+        while (pid := self._runner()) is None and self.is_alive() and time.monotonic() < deadline:
+            time.sleep(0.02)  # it has the lock, and is about to say who it is
+        if pid is None:
+            return False
         self._signal(pid, signal.SIGTERM)
         while self.is_alive():
             if time.monotonic() > deadline:
@@ -152,6 +155,12 @@ class RunFolder:
                 deadline += patience_s
             time.sleep(0.05)
         return True
+
+    def _runner(self) -> int | None:
+        """Return the process id that the runner wrote down, None where there is none yet."""
+        with suppress(OSError, ValueError):
+            return int((self.path / "runner.pid").read_text())
+        return None
 
     @staticmethod
     def _signal(pid: int, number: signal.Signals) -> None:

@@ -1,13 +1,13 @@
 import pytest
 
-from tests.pipeline.lab import make_lab
+from tests.pipeline.lab import make_lab, wait_for
 
 
 @pytest.fixture
 def lab(tmp_path):
     lab = make_lab(tmp_path)
     yield lab
-    assert lab.processes() == [], "a process was left behind"
+    wait_for(lambda: lab.processes() == [])  # nothing is left behind
 
 
 @pytest.fixture(scope="session")

@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -70,6 +71,7 @@ class Lab:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
+            preexec_fn=heed_interrupts,
         )
 
     def run(self, *arguments, **env):
@@ -90,6 +92,11 @@ class Lab:
             if str(self.home).encode() in environ and not zombie and int(path.name) != os.getpid():
                 found.append(int(path.name))
         return found
+
+
+def heed_interrupts():
+    """Undo an ignored SIGINT, which processes inherit from a shell that put the tests into the background."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def wait_for(condition, patience_s=20.0):

@@ -46,7 +46,7 @@ def test_playbooks_of_the_working_folder_are_listed_and_other_files_are_not(lab:
 def test_plan_offers_the_playbooks_candidates_marked_and_their_look_alikes_unmarked(lab: Lab) -> None:
     plan = SessionBackend().plan(lab.playbook)
     marked = [choice.fault for choice in plan.choices if choice.selected]
-    assert marked == ["actor_update_omission", "learning_rate_too_high", "kl_sign_flipped"]
+    assert marked == ["excess_inner_epochs", "learning_rate_too_high", "reward_flipped"]
     others = {choice.fault for choice in plan.choices if not choice.selected}
     assert others and all(choice.why and choice.metric for choice in plan.choices)
     assert (plan.seeds, plan.steps) == (2, 24)
@@ -56,7 +56,7 @@ def test_another_symptom_marks_the_faults_that_have_it(lab: Lab) -> None:
     plan = SessionBackend().plan(lab.playbook, "no_learning")
     assert plan.symptom == "no_learning"
     assert "actor_update_omission" in {choice.fault for choice in plan.choices if choice.selected}
-    assert "kl_sign_flipped" in {choice.fault for choice in plan.choices if not choice.selected}
+    assert "excess_inner_epochs" in {choice.fault for choice in plan.choices if not choice.selected}
 
 
 def test_a_broken_playbook_is_one_error_with_its_place(lab: Lab) -> None:

@@ -14,6 +14,7 @@ from proxy.engines import verl
 from proxy.engines.verl import InjectionFailed, Launcher, Tail, check_plugin, last_words, merge
 from proxy.engines.verl_plugin.table import MARKER
 from proxy.specs import EngineSpec, FaultSpec, Recipe, RunSpec
+from tests.pipeline.lab import heed_interrupts
 
 TREE = """
 import os, subprocess, sys, time
@@ -97,7 +98,8 @@ with Launcher(Path(sys.argv[1]), [sys.executable, "-c", sys.argv[3], sys.argv[2]
 def test_nothing_is_left_after_the_launcher_was_killed(tmp_path, mark, number):
     home = tmp_path / "a"
     home.mkdir()
-    owner = subprocess.Popen([sys.executable, "-c", OWNER, str(home), mark, TREE], stderr=subprocess.DEVNULL)
+    command = [sys.executable, "-c", OWNER, str(home), mark, TREE]
+    owner = subprocess.Popen(command, stderr=subprocess.DEVNULL, preexec_fn=heed_interrupts)
     until_running(home)
     assert len(marked(mark)) >= 3
     owner.send_signal(number)
