@@ -8,7 +8,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 PLAYBOOK ?= playbooks/kl_spike.yaml
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-test run test bench accept clean distclean verl-env test-verl
+.PHONY: help setup setup-test run test bench accept clean distclean verl-env test-verl verl-resolve
 
 help:
 	@echo "make setup   the environment, in $(VENV)"
@@ -80,3 +80,8 @@ verl-env: $(VERL_VENV)/.setup
 
 test-verl: setup-test verl-env
 	$(BIN)/python -m pytest tests/verl
+
+# Slow and only about the registry: that the verl extra resolves in an empty environment, at versions that suit verl.
+verl-resolve:
+	$(PYTHON) -m venv --clear build/empty
+	build/empty/bin/python -m pip --disable-pip-version-check install --quiet --dry-run '.[verl]'
