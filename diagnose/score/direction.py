@@ -31,6 +31,7 @@ class Reading:
         z_late_M: The same for the late half.
         peak_M: `noise.peak`, signed: beyond ±c where the metric moved at any time.
         direction: By metric.
+        onset_share: See `threshold`.
     """
 
     effect: Effect
@@ -42,6 +43,15 @@ class Reading:
     z_late_M: Array
     peak_M: Array
     direction: tuple[Direction, ...]
+    onset_share: float
+
+    def threshold(self, m: int) -> float:
+        """Return the |z| from which a block of a metric that moved counts as moved.
+
+        The margin, but at most `onset_share` of the metric's peak: that it moved is known by then, and a weak
+        effect would show its onset late, or never, by a margin made for detection.
+        """
+        return min(self.margin.c, self.onset_share * abs(float(self.peak_M[m])))
 
     @property
     def moved_M(self) -> NDArray[np.bool_]:
@@ -112,4 +122,5 @@ def read(effect: Effect, scale: Scale, margin: Margin, floor_M: Array, settings:
             margin.c,
             t_quantile(settings.equivalence_alpha, scale.dof),
         ),
+        onset_share=settings.onset_share,
     )

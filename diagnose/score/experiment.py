@@ -78,12 +78,13 @@ def look(
     for m, name in enumerate(frame.metrics):
         z_B = reading.z_MB[m]
         moved = bool(abs(reading.peak_M[m]) > margin.c)
+        threshold = reading.threshold(m) if moved else margin.c
         bad = np.flatnonzero(effects.event_MB[m] > 0)
         types.append(
             anomaly_type(
                 effects.e_MB[m],
                 z_B,
-                margin.c,
+                threshold,
                 moved=moved,
                 event=bool(len(bad)),
                 spike=bool(spiky[m]),
@@ -91,7 +92,7 @@ def look(
                 settings=settings,
             )
         )
-        onsets.append(onset_interval(int(bad[0]) if len(bad) else onset_block(z_B, margin.c), home.clock))
+        onsets.append(onset_interval(int(bad[0]) if len(bad) else onset_block(z_B, threshold), home.clock))
     unit_MB = np.sqrt(unit_MB**2 + np.nan_to_num(effects.doubt_MB) ** 2)
     return Experiment(home.clock, reading, tuple(types), tuple(onsets), unit_MB, signature(reading, unit_MB))
 

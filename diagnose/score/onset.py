@@ -186,8 +186,7 @@ def _against_twin(
     )
     found = []
     for m in np.flatnonzero(np.abs(moved.peak_M) > moved.margin.fault):
-        z_B, c = moved.z_MB[m], moved.margin.c
-        block = onset_block(z_B, c)
+        block = onset_block(moved.z_MB[m], moved.threshold(int(m)))
         low, high = onset_interval(block, clock) or (clock.start, clock.start + clock.horizon - 1)
         sharp = (
             block is not None

@@ -27,7 +27,8 @@ class Settings:
         calibrated_seeds: Healthy seeds from which margins are read off the seeds themselves: the smallest honest
             p at K seeds is 1/(K + 1), and K = 20 is the first that reaches 0.05.
         own_seeds: Healthy seeds from which a standard deviation across seeds is taken (4 degrees of freedom).
-        alpha: Chance that a healthy log is called faulty, over all its metrics together: 4 of 200.
+        alpha: Chance that a healthy log is called faulty, over all its metrics together. Nominal: a margin from
+            20 seeds is itself uncertain, and at most 4 of 200 healthy logs may be called faulty.
         alpha_direction: Chance that any metric of a healthy run is given a direction. Larger than `alpha`,
             because directions are only asked for once a log is faulty, and their misses cost answers. With weak
             evidence, a log between the two margins is neither healthy nor faulty.
@@ -75,6 +76,7 @@ class Settings:
         doubt_se: Standard errors that a contradiction must leave on both sides.
         least_se: Smallest standard error of a late effect, in noise units, for that purpose.
 
+        onset_share: Share of its peak that a metric must reach for its onset, where that is less than the margin.
         sudden: Share of its largest effect that a metric must gain within the blocks around its onset to be
             "immediate" or "delayed", and an onset to be sharp.
         delayed_blocks: Quiet blocks before a "delayed" effect.
@@ -98,7 +100,7 @@ class Settings:
 
     calibrated_seeds: int = 20
     own_seeds: int = 5
-    alpha: float = 0.02
+    alpha: float = 0.01
     alpha_direction: float = 0.1
     tests_a_metric: float = 3.0
     min_margin: float = 3.0
@@ -136,6 +138,7 @@ class Settings:
     doubt_se: float = 2.0
     least_se: float = 0.5
 
+    onset_share: float = 0.5
     sudden: float = 0.5
     delayed_blocks: int = 2
     collapsed: float = 0.1
