@@ -185,13 +185,17 @@ def killed(bench: Bench) -> None:
     kept = len(list(home.glob("runs/*/outcome.json")))
     done = call("run", "--resume", str(home), "--json")
     answer = json.loads(done.stdout)
-    first = answer["ranking"][0]["fault"]
+    undisturbed = call("run", "kl_spike", "--out", str(bench.scratch / "runs" / "undisturbed"), "--json")
+    calm = json.loads(undisturbed.stdout)
+    same = all(answer[key] == calm[key] for key in ("verdict", "reasons", "ranking"))
     got = (
-        f"runner went on to {kept} runs after the viewer's death; resumed: {answer['verdict']}, {first} first"
+        f"runner went on to {kept} runs after the viewer's death; resumed: {answer['verdict']}, same: {same}"
     )
-    bench.row(
-        "kill -9", "same verdict after --resume", got, answer["verdict"] == "reproduced" and first == TRUTH
-    )
+    bench.row("kill -9", "the undisturbed answer after --resume", got, same)
+    first = answer["ranking"][0]
+    alone = first["fault"] == TRUTH and not first["rivals"]
+    got = f"{first['fault']}, rivals {first['rivals']}, {answer['verdict']}"
+    bench.row("kl_spike", "the true fault first and alone", got, alone)
 
 
 CHECKS = {
