@@ -228,6 +228,10 @@ def record(
     checkpoint: CheckpointOption,
     out: Annotated[Path, typer.Option("--out", metavar="FILE.jsonl", help="Log to write.")],
     fault: Annotated[str, typer.Option("--fault", metavar="ID", help="Fault to inject.")] = "",
+    also: Annotated[
+        list[str] | None,
+        typer.Option("--also", metavar="ID", help="A further fault at the same time; repeatable."),
+    ] = None,
     strength: Annotated[float, typer.Option("--strength", min=1e-6, help="Multiple of the default.")] = 1.0,
     from_step: Annotated[int, typer.Option("--from-step", min=1, help="First faulty step.")] = 1,
     seed: Annotated[int, typer.Option("--seed", help="Seed of the run.")] = 1,
@@ -255,7 +259,8 @@ def record(
         from_step,
         answers,
         tuple(settings or ()),
-        lab.engine_named(engine, fault),
+        lab.engine_named(engine, [name for name in (fault, *(also or ())) if name]),
+        tuple(also or ()),
     )
     manifest = lab.record(order, terminal)
     if json:

@@ -78,7 +78,8 @@ def run_all(
     missing = []
     for name, spec in specs.items():
         folder = home / name
-        if read_json(folder / "spec.json") == asdict(spec) and read_outcome(folder):
+        stored = read_json(folder / "spec.json")
+        if stored is not None and RunSpec.from_json(stored) == spec and read_outcome(folder):
             continue
         folder.mkdir(parents=True, exist_ok=True)
         for stale in ("outcome.json", "metrics.jsonl"):

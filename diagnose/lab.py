@@ -46,11 +46,11 @@ def changed(recipe: Recipe, settings: Sequence[str]) -> Recipe:
     return recipe
 
 
-def engine_named(name: str, fault: str = "") -> EngineSpec:
-    """Return an engine by name, ready to run.
+def engine_named(name: str, faults: Sequence[str] = ()) -> EngineSpec:
+    """Return an engine by name, ready to run faults of these ids at once.
 
     Raises:
-        DiagnoseError: There is none, or it cannot express the fault.
+        DiagnoseError: There is none, or it cannot express a fault, or not so many at once.
         NoVerl: There is no environment with verl.
     """
     from proxy.engines.base import CAPABILITIES, refusal
@@ -59,8 +59,11 @@ def engine_named(name: str, fault: str = "") -> EngineSpec:
 
     if name not in CAPABILITIES:
         raise DiagnoseError(f"there is no engine {name!r}: there are: {', '.join(CAPABILITIES)}")
-    if fault and (why := refusal(name, library()[fault])):
-        raise DiagnoseError(why)
+    for fault in faults:
+        if why := refusal(name, library()[fault]):
+            raise DiagnoseError(why)
+    if name != "local" and len(faults) > 1:
+        raise DiagnoseError(f"the {name} engine injects one fault at a time", "use --engine local")
     return EngineSpec(name, python=str(find_python())) if name == "verl" else EngineSpec()
 
 
@@ -79,6 +82,7 @@ class Recording:
         answers: File that remembers the fault; required with one.
         settings: The ``--set`` options as given, for the manifest.
         engine: What runs it.
+        also: Further faults, at the same strength and from the same step.
     """
 
     checkpoint: str
@@ -91,6 +95,7 @@ class Recording:
     answers: Path | None = None
     settings: tuple[str, ...] = ()
     engine: EngineSpec = field(default_factory=EngineSpec)
+    also: tuple[str, ...] = ()
 
 
 def record(order: Recording, terminal: Terminal) -> dict[str, Any]:
@@ -101,21 +106,24 @@ def record(order: Recording, terminal: Terminal) -> dict[str, Any]:
     Returns the manifest.
 
     Raises:
-        DiagnoseError: There is a fault and no file for the answer, or the log is there already.
+        DiagnoseError: There is a fault and no file for the answer, a further fault without a first one or one that
+            is named twice, or the log is there already.
         RunError: The run failed.
     """
     from taxonomy.registry import library
 
     if order.fault and order.answers is None:
         raise DiagnoseError("a log with a fault needs a place for its answer", "add: --answers FILE.json")
+    if order.also and len({order.fault, *order.also} - {""}) <= len(order.also):
+        raise DiagnoseError("--also adds other faults to that of --fault, each of them once")
     if order.out.exists():
         raise DiagnoseError(
             f"{order.out} is there already", "name another file with --out, or remove it first"
         )
-    fault = None
-    if order.fault:
-        fault = fault_spec(library()[order.fault], order.strength, order.from_step)
-    spec = RunSpec(order.checkpoint, order.recipe, order.seed, fault, order.engine)
+    named = [order.fault, *order.also] if order.fault else []
+    faults = [fault_spec(library()[name], order.strength, order.from_step) for name in named]
+    fault, also = (faults[0], tuple(faults[1:])) if faults else (None, ())
+    spec = RunSpec(order.checkpoint, order.recipe, order.seed, fault, order.engine, also)
     manifest = {
         "schema": 1,
         "log": order.out.name,
@@ -144,6 +152,8 @@ def record(order: Recording, terminal: Terminal) -> dict[str, Any]:
             "params": fault.params,
             "witness": outcome.witness,
         }
+        if also:
+            answers[order.out.name]["also"] = {item.id: item.params for item in also}
         write_json(order.answers, answers)
     return manifest
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -112,18 +113,36 @@ class EngineSpec:
 
 @dataclass(frozen=True)
 class RunSpec:
-    """One run: model, recipe, seed, fault or none, engine."""
+    """One run: model, recipe, seed, fault or none, engine; `also` holds the further faults of a run with several."""
 
     model: str
     recipe: Recipe
     seed: int
     fault: FaultSpec | None = None
     engine: EngineSpec = EngineSpec()
+    also: tuple[FaultSpec, ...] = ()
+
+    def __post_init__(self) -> None:
+        assert self.fault is not None or not self.also, "further faults without a first one"
+
+    @staticmethod
+    def from_json(raw: Mapping[str, Any]) -> RunSpec:
+        """Return the spec whose `asdict` went through JSON; fields that an older version lacks have their default."""
+        fault = raw.get("fault")
+        return RunSpec(
+            raw["model"],
+            Recipe(**raw["recipe"]),
+            raw["seed"],
+            FaultSpec(**fault) if fault else None,
+            EngineSpec(**raw.get("engine", {})),
+            tuple(FaultSpec(**item) for item in raw.get("also", ())),
+        )
 
     def key(self, model_hash: str) -> str:
         """Return the content key of this run for a model with the given hash."""
         fault = self.fault and asdict(self.fault)
-        return content_key(model_hash, asdict(self.recipe), self.seed, fault, *self.engine.key())
+        also = [asdict(item) for item in self.also]
+        return content_key(model_hash, asdict(self.recipe), self.seed, fault, *also, *self.engine.key())
 
 
 @dataclass(frozen=True)

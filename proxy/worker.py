@@ -15,7 +15,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TextIO
 
-from proxy.specs import BuildSpec, EngineSpec, FaultSpec, Recipe, RunOutcome, RunSpec
+from proxy.specs import BuildSpec, Recipe, RunOutcome, RunSpec
 
 Emit = Callable[..., None]
 
@@ -26,18 +26,6 @@ OUTCOME_FILE = "outcome.json"
 def finite(metrics: Mapping[str, float]) -> dict[str, float | None]:
     """Return the metrics with non-finite values as None, as verl's file logger writes them."""
     return {name: value if math.isfinite(value) else None for name, value in metrics.items()}
-
-
-def run_spec(raw: Mapping[str, Any]) -> RunSpec:
-    """Return the spec of a ``run`` job."""
-    fault = raw.get("fault")
-    return RunSpec(
-        raw["model"],
-        Recipe(**raw["recipe"]),
-        raw["seed"],
-        FaultSpec(**fault) if fault else None,
-        EngineSpec(**raw.get("engine", {})),
-    )
 
 
 def write_outcome(out: Path, outcome: RunOutcome) -> None:
@@ -51,7 +39,7 @@ def job_run(raw: Mapping[str, Any], out: str, emit: Emit) -> dict[str, Any]:
     """Carry out one training run; its metrics and outcome go to the folder `out`."""
     from proxy.embedded import resolve
 
-    spec = run_spec(raw)
+    spec = RunSpec.from_json(raw)
     folder = Path(out)
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / METRICS_FILE).open("w", encoding="utf-8", buffering=1) as file:

@@ -5,14 +5,15 @@ from __future__ import annotations
 import importlib
 import random
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
+from functools import reduce
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from proxy.specs import FaultSpec, Recipe
+from proxy.specs import FaultSpec, Recipe, RunSpec
 from taxonomy.stages import Action, Form, Stage, StageContext
 
 
@@ -111,6 +112,55 @@ class Injector:
     def witness(self) -> dict[str, float]:
         """Return the numbers measured so far."""
         return {key: total / self._calls[key] for key, total in self._sums.items()}
+
+
+class Combination(Injector):
+    """Applies several faults at once, in the order given, and keeps their witnesses apart (`fault/name`)."""
+
+    def __init__(self, faults: Sequence[FaultSpec], seed: int) -> None:
+        super().__init__(None, seed)
+        self.parts = [Injector(fault, seed) for fault in faults]
+
+    def active(self, step: int) -> bool:
+        """Return whether any of the faults acts in this step."""
+        return any(part.active(step) for part in self.parts)
+
+    def recipe(self, healthy: Recipe, step: int) -> Recipe:
+        """Return the recipe of this step, each override applied to what the one before it left."""
+        return reduce(lambda recipe, part: part.recipe(recipe, step), self.parts, healthy)
+
+    def transform(self, stage: Stage, name: str, tensor: Any, context: StageContext) -> Any:
+        """Return the tensor (or the routes) after all faults of this stage."""
+        return reduce(lambda value, part: part.transform(stage, name, value, context), self.parts, tensor)
+
+    def event(self, stage: Stage, context: StageContext) -> Action:
+        """Return what happens at this stage now: skipped where any fault skips it."""
+        actions = [part.event(stage, context) for part in self.parts]
+        return next((action for action in actions if action is not Action.DO), Action.DO)
+
+    def tally(self) -> dict[str, tuple[float, int]]:
+        """Return the tallies of all faults by `fault/name`."""
+        return {
+            f"{part.fault.id}/{name}": value
+            for part in self.parts
+            if part.fault
+            for name, value in part.tally().items()
+        }
+
+    def witness(self) -> dict[str, float]:
+        """Return the numbers measured so far by `fault/name`."""
+        return {name: total / calls for name, (total, calls) in self.tally().items()}
+
+
+def injector_for(spec: RunSpec) -> Injector:
+    """Return the injector of a run's fault, of its faults, or of none.
+
+    Raises:
+        InjectionRefused: An injection can't be resolved.
+    """
+    if spec.fault is not None and spec.also:
+        return Combination((spec.fault, *spec.also), spec.seed)
+    return Injector(spec.fault, spec.seed)
 
 
 def route_agreement(left: tuple[Tensor, Tensor], right: tuple[Tensor, Tensor]) -> float:

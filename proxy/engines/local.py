@@ -27,7 +27,7 @@ from torch import Tensor
 
 from proxy.embedded import task
 from proxy.engines import devices
-from proxy.engines.injector import Injector
+from proxy.engines.injector import Injector, injector_for
 from proxy.engines.metrics import masked_mean, mismatch, routing
 from proxy.engines.policy import Policy, Routes, load, token_log_probs
 from proxy.engines.rollout import Batch, encode_prompts, generate, texts
@@ -165,7 +165,7 @@ def run(spec: RunSpec, folder: Path, on_step: OnStep) -> RunOutcome:
     started, cpu_started = time.monotonic(), time.process_time()
     device = devices.pick()
     healthy = spec.recipe
-    injector = Injector(spec.fault, spec.seed)
+    injector = injector_for(spec)
     trainer = load(folder, torch.float32, device)
     reference = copy.deepcopy(trainer)
     rollout = trainer if healthy.exact else load(folder, torch.bfloat16, device)

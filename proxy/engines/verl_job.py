@@ -145,6 +145,10 @@ def checked(spec: RunSpec) -> None:
     for dtype in (spec.engine.train_dtype, spec.engine.rollout_dtype):
         if dtype not in _BF16_DTYPES:
             raise CannotExpress(f"the verl engine has no precision {dtype!r}; there are fp32 and bf16")
+    if spec.also:
+        raise CannotExpress(
+            "the verl engine injects one fault at a time; several at once are for the local engine"
+        )
     if spec.recipe.exact:
         raise CannotExpress("verl always has a rollout of its own: recipe.exact is for the local engine")
     if spec.recipe.prompts % spec.recipe.mini_batches:

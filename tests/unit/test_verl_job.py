@@ -170,3 +170,10 @@ def test_a_missing_environment_names_the_mend(tmp_path, monkeypatch):
     assert "make verl-env" in caught.value.mend
     with pytest.raises(NoVerl, match="has no verl"):
         find_python(sys.executable)
+
+
+def test_two_faults_at_once_are_refused(tmp_path):
+    run = spec("reward_flipped")
+    run = replace(run, also=(fault_spec(library()["learning_rate_too_high"], 1.0),))
+    with pytest.raises(verl_job.CannotExpress, match="one fault at a time"):
+        write(tmp_path / "job", run)

@@ -158,8 +158,8 @@ import json, sys
 from pathlib import Path
 from proxy.embedded import resolve
 from proxy.engines import verl
-from proxy.worker import run_spec
-spec = run_spec(json.loads(sys.argv[1]))
+from proxy.specs import RunSpec
+spec = RunSpec.from_json(json.loads(sys.argv[1]))
 verl.run(spec, resolve(spec.model), lambda step, _: print(step, flush=True), Path(sys.argv[2]))
 """
 
