@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -58,6 +58,8 @@ class Overrides:
         workers: Worker processes.
         symptom: Symptom id.
         faults: Faults to replay; of the playbook's candidates only these.
+        strengths: Strength by fault, in multiples of the card's default.
+        budget_s: Seconds that the replays may take, 0 for no limit.
     """
 
     engine: str | None = None
@@ -66,6 +68,8 @@ class Overrides:
     workers: int | None = None
     symptom: str | None = None
     faults: tuple[str, ...] | None = None
+    strengths: Mapping[str, float] | None = None
+    budget_s: float | None = None
 
 
 @dataclass(frozen=True)
@@ -134,6 +138,10 @@ def prepare(playbook: str | Path, overrides: Overrides | None = None) -> Prepare
     wanted = resolve_candidates(chosen, cards, seen)
     if overrides.faults is not None:
         wanted = _only(wanted, overrides.faults)
+    strengths = overrides.strengths or {}
+    wanted = tuple(
+        c.model_copy(update={"strength": strengths[c.fault]}) if c.fault in strengths else c for c in wanted
+    )
     refused = {c.fault: why for c in wanted if (why := refusal(engine, cards[c.fault]))}
     candidates = tuple(_planned(c, inject) for c in wanted if c.fault not in refused)
     if not candidates:
@@ -156,7 +164,7 @@ def prepare(playbook: str | Path, overrides: Overrides | None = None) -> Prepare
         seeds=seeds,
         candidates=candidates,
         not_tried=refused,
-        budget_s=_budget(book, engine, warnings),
+        budget_s=_budget(book, engine, warnings) if overrides.budget_s is None else overrides.budget_s,
         workers=min(overrides.workers or cores(), (len(candidates) + 1) * len(seeds)),
         python=book.engine.python if engine == "local" else "",
         engine_spec=spec,
