@@ -72,6 +72,18 @@ METRICS: tuple[Metric, ...] = (
     Metric("response_length/mean", "response length", "tokens", "length", floor=0.05),
     Metric("response_length/clip_ratio", "truncated share", "share", "length", floor=0.01),
     Metric("rollout/zero_std_groups", "groups without a signal", "share", "outcome", floor=0.02),
+    Metric("critic/rewards/std", "spread of the rewards", "", "outcome", floor=0.02),
+    # New ranking metrics come last: simulated worlds take the first twenty.
+    # Means over the sampled tokens of |log p_rollout − log p_trainer| (TRL, slime, vime), of its exponential
+    # (NeMo-RL), and of the importance weight p_trainer / p_rollout: three different things, none merged.
+    Metric(
+        "rollout_corr/logprob_abs_diff", "rollout–trainer log-probability gap", "nat", "mismatch", floor=1e-3
+    ),
+    Metric("rollout_corr/mult_prob_error", "rollout–trainer probability ratio", "×", "mismatch", floor=1e-3),
+    Metric("rollout_corr/rollout_is_mean", "mean importance weight", "", "mismatch", floor=0.02),
+    Metric("response_length/min", "shortest response", "tokens", "detail"),
+    Metric("response_length/max", "longest response", "tokens", "detail"),
+    Metric("response_length/spread", "longest less shortest response", "tokens", "detail"),
     Metric("actor/lr", "learning rate", "", "config"),
     Metric("actor/kl_coef", "KL coefficient", "", "config"),
     Metric("actor/loss", "total loss", "", "detail"),
@@ -79,6 +91,14 @@ METRICS: tuple[Metric, ...] = (
     Metric("critic/rewards/format", "right formats", "share", "detail"),
     Metric("val-core/answer/mean", "held-out right answers", "share", "detail"),
     Metric("val-core/format/mean", "held-out right formats", "share", "detail"),
+    # What sampled text looks like, read from generations on disk and not from the log.
+    Metric("generations/gibberish", "responses that are no text", "share", "detail"),
+    Metric("generations/single_token", "responses of one repeated token", "share", "detail"),
+    Metric("generations/repetition", "responses that repeat themselves", "share", "detail"),
+    Metric("generations/identical", "most frequent response", "share", "detail"),
+    Metric("generations/truncated", "responses cut off", "share", "detail"),
+    Metric("generations/foreign_script", "responses in another script than the prompts", "share", "detail"),
+    Metric("generations/length", "length of the responses", "characters", "detail"),
     Metric("critic/score/mean", "score", "", "config"),
     Metric("timing_s/step", "time a step", "s", "cost"),
     Metric("perf/throughput", "throughput", "tokens/s", "cost"),
