@@ -1,12 +1,14 @@
 """Fault cards: the knowledge about each fault, as data.
 
 A card names its injection by a dotted path that only a worker resolves, so that listing faults needs no torch.
-Cards come from the YAML files beside this package (one a category) and from third-party packages through the
-entry-point group ``rl_diagnose.faults`` (a callable that returns an iterable of `FaultCard`).
+Cards come from the YAML files beside this package (``cards/<category>.yaml`` or ``cards/<category>/*.yaml``) and from
+third-party packages through the entry-point group ``rl_diagnose.faults`` (a callable that returns an iterable of
+`FaultCard`). A fault that no engine can express keeps its card, with the form "none" and what to check by hand.
 """
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.metadata import entry_points
@@ -22,10 +24,15 @@ from taxonomy.symptoms import SYMPTOM_BY_ID
 
 ONSETS = ("immediate", "gradual", "delayed", "sudden")
 DIRECTIONS = ("up", "down", "none")
+SCALINGS = ("proportional", "inverse", "none")
 
 
 class UnknownFault(ValueError):
     """A fault id that no card has."""
+
+
+class BadCard(ValueError):
+    """A card that contradicts itself, or names something that does not exist."""
 
 
 @dataclass(frozen=True)
@@ -95,9 +102,17 @@ class WitnessRule:
     meaning: str
 
 
+BY_HAND = WitnessRule("none", float("inf"), "nothing is injected: it is checked by hand")
+"""The witness of a card that no engine can express: never seen."""
+
+
 @dataclass(frozen=True)
 class FaultCard:
-    """Everything known about one fault; see the module docstring."""
+    """Everything known about one fault; see the module docstring.
+
+    `uses` names the tensors or settings that the injection needs beyond what its stage and form say, so that an engine
+    that lacks one refuses the fault instead of running it without effect.
+    """
 
     id: str
     title: str
@@ -106,14 +121,20 @@ class FaultCard:
     mechanism: str
     stage: Stage
     form: Form
-    inject: str
-    witness: WitnessRule
     signature: tuple[Expectation, ...]
     fix: str
     sources: tuple[str, ...]
+    inject: str = ""
+    witness: WitnessRule = BY_HAND
     parameters: tuple[Parameter, ...] = ()
     rivals: tuple[Rival, ...] = ()
     check_by_hand: str = ""
+    uses: tuple[str, ...] = ()
+
+    @property
+    def injectable(self) -> bool:
+        """Whether there is an injection at all; which engine can express it says `proxy.engines.base.refusal`."""
+        return self.form is not Form.NONE
 
     def values(self, strength: float = 1.0) -> dict[str, float]:
         """Return parameter values at `strength` times the card's defaults."""
@@ -126,8 +147,9 @@ class FaultCard:
 
 
 def _card(raw: dict[str, Any], category: str) -> FaultCard:
-    """Build one card from its YAML mapping, checking every name it uses."""
-    card = FaultCard(
+    """Build one card from its YAML mapping."""
+    optional: dict[str, Any] = {"witness": WitnessRule(**raw["witness"])} if "witness" in raw else {}
+    return FaultCard(
         id=raw["id"],
         title=raw["title"],
         category=category,
@@ -135,23 +157,46 @@ def _card(raw: dict[str, Any], category: str) -> FaultCard:
         mechanism=" ".join(raw["mechanism"].split()),
         stage=Stage(raw["stage"]),
         form=Form(raw["form"]),
-        inject=raw["inject"],
-        witness=WitnessRule(**raw["witness"]),
+        inject=raw.get("inject", ""),
         signature=tuple(Expectation(**item) for item in raw["signature"]),
         fix=" ".join(raw["fix"].split()),
         sources=tuple(raw["sources"]),
         parameters=tuple(Parameter(**item) for item in raw.get("parameters", ())),
         rivals=tuple(Rival(**item) for item in raw.get("rivals", ())),
         check_by_hand=" ".join(raw.get("check_by_hand", "").split()),
+        uses=tuple(raw.get("uses", ())),
+        **optional,
     )
-    assert category in CATEGORY_BY_ID, category
-    for symptom in card.symptoms:
-        assert symptom in SYMPTOM_BY_ID, f"{card.id}: symptom {symptom}"
-    for expectation in card.signature:
-        assert expectation.metric in METRIC_BY_NAME, f"{card.id}: metric {expectation.metric}"
-        assert expectation.direction in DIRECTIONS, f"{card.id}: direction {expectation.direction}"
-        assert expectation.onset in ONSETS, f"{card.id}: onset {expectation.onset}"
-    return card
+
+
+def faults_of(card: FaultCard) -> list[str]:
+    """Return what is wrong with a card by itself, one line each; rivals are checked by `library`."""
+    wrong = []
+    if not re.fullmatch(r"[a-z][a-z0-9_]*", card.id):
+        wrong.append(f"the id {card.id!r} is not in snake_case")
+    if card.category not in CATEGORY_BY_ID:
+        wrong.append(f"there is no category {card.category!r}")
+    wrong += [f"there is no symptom {symptom!r}" for symptom in card.symptoms if symptom not in SYMPTOM_BY_ID]
+    named = [item.metric for item in card.signature] + [rival.metric for rival in card.rivals]
+    wrong += [f"there is no metric {metric!r}" for metric in named if metric not in METRIC_BY_NAME]
+    for item in card.signature:
+        if item.direction not in DIRECTIONS or item.onset not in ONSETS:
+            wrong.append(f"{item.metric}: {item.direction}, {item.onset}")
+    for text in ("title", "mechanism", "fix", "sources", "symptoms", "signature"):
+        if not getattr(card, text):
+            wrong.append(f"it has no {text}")
+    for parameter in card.parameters:
+        if not parameter.minimum <= parameter.default <= parameter.maximum:
+            wrong.append(f"{parameter.name}: {parameter.default:g} is out of its range")
+        if parameter.scaling not in SCALINGS:
+            wrong.append(f"{parameter.name}: there is no scaling {parameter.scaling!r}")
+    if card.injectable != bool(card.inject):
+        wrong.append('an injection and the form "none" exclude each other')
+    if not card.injectable and not card.check_by_hand:
+        wrong.append("it is neither injectable nor does it say what to check by hand")
+    if card.injectable and card.witness is BY_HAND:
+        wrong.append("an injection needs a witness")
+    return wrong
 
 
 @dataclass(frozen=True)
@@ -171,15 +216,40 @@ class Library:
         return Library({id_: card for id_, card in self.cards.items() if id_ not in faults})
 
 
+def shipped() -> list[FaultCard]:
+    """Return the cards that come with this package."""
+    cards: list[FaultCard] = []
+    home = files("taxonomy").joinpath("cards")
+    for category in CATEGORY_BY_ID:
+        found = [home.joinpath(f"{category}.yaml")]
+        if (folder := home.joinpath(category)).is_dir():
+            found += sorted((f for f in folder.iterdir() if f.name.endswith(".yaml")), key=lambda f: f.name)
+        for file in found:
+            if file.is_file():
+                raws = yaml.safe_load(file.read_text(encoding="utf-8")) or ()
+                cards += [_card(raw, category) for raw in raws]
+    return cards
+
+
 @cache
 def library() -> Library:
-    """Return the shipped cards and those of installed third-party packages."""
-    cards: list[FaultCard] = []
-    for category in CATEGORY_BY_ID:
-        text = files("taxonomy").joinpath("cards", f"{category}.yaml").read_text(encoding="utf-8")
-        cards += [_card(raw, category) for raw in yaml.safe_load(text) or ()]
+    """Return the shipped cards and those of installed third-party packages.
+
+    Raises:
+        BadCard: A card is wrong, or two share an id.
+    """
+    origin = [(card, "") for card in shipped()]
     for point in entry_points(group="rl_diagnose.faults"):
-        cards += point.load()()
-    by_id = {card.id: card for card in cards}
-    assert len(by_id) == len(cards), "two cards share an id"
+        origin += [(card, f" (from the entry point {point.name})") for card in point.load()()]
+    by_id: dict[str, FaultCard] = {}
+    for card, where in origin:
+        wrong = faults_of(card)
+        if card.id in by_id:
+            wrong.append("another card has this id")
+        if wrong:
+            raise BadCard(f"fault card {card.id}{where}: {'; '.join(wrong)}")
+        by_id[card.id] = card
+    for card, where in origin:
+        if unknown := [rival.fault for rival in card.rivals if rival.fault not in by_id]:
+            raise BadCard(f"fault card {card.id}{where}: there is no rival {unknown[0]!r}")
     return Library(by_id)

@@ -34,6 +34,8 @@ class Form(StrEnum):
     """A pure function over a named tensor of a stage."""
     EVENT = "event"
     """Something that does or doesn't happen."""
+    NONE = "none"
+    """Not injectable by any engine: the card says what to check by hand."""
 
 
 class Action(StrEnum):
@@ -56,6 +58,12 @@ class StageContext:
         layer: Index of the decoder layer at hand, -1 where the tensor belongs to none.
         routing_share_E: Healthy share of the routed tokens by expert of the layer at hand, as a tensor,
             None before anything was routed. Expert faults are defined by this share, never by expert index.
+        from_step: First step at which the fault is active.
+        router_scores_TE: The router's score of every expert for the tokens at hand (softmax or sigmoid of its
+            logits, before Top-k), None outside a router or where the family has none.
+        rollout_routes: (expert ids_TK, weights_TK) that the rollout used for the same tokens, None where there are
+            none or the tokens are not the same.
+        live_T: Mask of the tokens at hand, 0 for padding; None where it is not known.
     """
 
     step: int
@@ -64,6 +72,25 @@ class StageContext:
     num_experts: int = 0
     layer: int = -1
     routing_share_E: Any = None
+    from_step: int = 1
+    router_scores_TE: Any = None
+    rollout_routes: Any = None
+    live_T: Any = None
+
+
+@dataclass(frozen=True)
+class Projection:
+    """One application of a linear layer, as a transform sees it; only its output goes on.
+
+    Attributes:
+        input: (…, in) tensor.
+        weight: (out, in) tensor.
+        output: (…, out) tensor, input · weightᵀ.
+    """
+
+    input: Any
+    weight: Any
+    output: Any
 
 
 Overrides = Callable[[Mapping[str, float], Mapping[str, Any]], dict[str, Any]]

@@ -47,8 +47,19 @@ CAPABILITIES: dict[str, tuple[Capability, ...]] = {
 }
 
 
+ANY = ("every parameter and buffer, by name", "every parameter by checkpoint name")
+"""What stands for "whatever the model has" in the table."""
+
+
 def refusal(engine: str, card: FaultCard) -> str:
     """Return why an engine cannot express a fault, "" where it can."""
-    if any(c.stage == card.stage and c.form == card.form for c in CAPABILITIES[engine]):
-        return ""
-    return f"the {engine} engine has no {card.form} injection at the {card.stage} stage"
+    if not card.injectable:
+        return f"no engine can inject it: check by hand (diagnose faults {card.id})"
+    places = [c for c in CAPABILITIES[engine] if c.stage == card.stage and c.form == card.form]
+    if not places:
+        return f"the {engine} engine has no {card.form} injection at the {card.stage} stage"
+    names = {name for place in places for name in place.tensors}
+    missing = [name for name in card.uses if name not in names]
+    if missing and not names & set(ANY):
+        return f"the {engine} engine gives no access to {', '.join(missing)} at the {card.stage} stage"
+    return ""

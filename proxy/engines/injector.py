@@ -53,6 +53,8 @@ class Injector:
         self._event: Callable[[StageContext], Action] | None = None
         if fault is None:
             return
+        if fault.form == Form.NONE:
+            raise InjectionRefused(f"{fault.id} cannot be injected: it is checked by hand")
         made = resolve(fault.inject)
         if fault.form == Form.OVERRIDES:
             self._override = made
