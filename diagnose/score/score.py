@@ -31,7 +31,7 @@ from diagnose.score.calibration import Calibration
 from diagnose.score.direction import Reading
 from diagnose.score.distance import size, space, units
 from diagnose.score.error_rates import error_rates
-from diagnose.score.experiment import by_level, look
+from diagnose.score.experiment import Experiment, by_level, look
 from diagnose.score.gate import Gate, healthy_gate
 from diagnose.score.noise import Margin, Source
 from diagnose.score.onset import Onset, find_onset
@@ -74,18 +74,55 @@ def score(
     Returns:
         The verdict with its reasons and the ranking, best first; candidates that could not be scored come last.
     """
+    given = gather(
+        original_faulty,
+        original_healthy,
+        proxy_healthy,
+        replays,
+        library,
+        calibration=calibration,
+        stand_in=stand_in,
+        settings=settings,
+    )
+    if not given.other.runs or not ranking_metrics(given.logs):
+        missing = "The incident's log has no metric that could be compared."
+        missing = missing if given.other.runs else "There is no healthy proxy run to measure replays against."
+        return Score(Verdict.INCONCLUSIVE, (missing,), unscored(replays, library))
+    outcomes = [_score_from(start, given) for start in _starts(given, from_step)]
+    # Two possible activations are two hypotheses about the log; the one that any candidate explains better stands.
+    return max(outcomes, key=lambda outcome: outcome[1])[0]
+
+
+def lay(given: Given, from_step: int | None = None) -> tuple[Laid, ...]:
+    """Return the incident and its replays on each clock that it may have; empty where nothing can be compared."""
+    if not given.other.runs or not ranking_metrics(given.logs):
+        return ()
+    return tuple(_lay(start, given) for start in _starts(given, from_step))
+
+
+def _starts(given: Given, from_step: int | None) -> tuple[int, ...]:
+    return starts(given.logs, given.replays, given.onset, from_step, twin=bool(given.own.runs))
+
+
+def gather(
+    original_faulty: Sequence[Curves],
+    original_healthy: Sequence[Curves],
+    proxy_healthy: Sequence[Curves],
+    replays: Sequence[Replay],
+    library: Library,
+    *,
+    calibration: Calibration | None = None,
+    stand_in: bool = False,
+    settings: Settings = DEFAULT,
+) -> Given:
+    """Return what is known before a clock is chosen; arguments as in `score`."""
     logs = [run for run in original_faulty if len(run.steps_N)]
     own = Healthy.of(original_healthy, calibration.original if calibration else None, settings)
     other = Healthy.of(proxy_healthy, calibration.proxy if calibration else None, settings)
-    logged = ranking_metrics(logs)
-    if not other.runs or not logged:
-        missing = "The incident's log has no metric that could be compared."
-        missing = missing if other.runs else "There is no healthy proxy run to measure replays against."
-        return Score(Verdict.INCONCLUSIVE, (missing,), unscored(replays, library))
     replays = sorted(replays, key=lambda replay: (replay.fault, replay.severity))
     groups = (logs, own.runs, other.runs, *(replay.runs for replay in replays))
-    onset = find_onset(logs, own, other, settings)
-    given = _Given(
+    usable = bool(other.runs and ranking_metrics(logs))
+    return Given(
         logs,
         own,
         other,
@@ -93,19 +130,14 @@ def score(
         library,
         ranking_metrics(*groups),
         resolutions(*groups),
-        onset,
+        find_onset(logs, own, other, settings) if usable else None,
         stand_in,
         settings,
     )
-    outcomes = [
-        _score_from(start, given) for start in starts(logs, replays, onset, from_step, twin=bool(own.runs))
-    ]
-    # Two possible activations are two hypotheses about the log; the one that any candidate explains better stands.
-    return max(outcomes, key=lambda outcome: outcome[1])[0]
 
 
 @dataclass(frozen=True)
-class _Given:
+class Given:
     """What is known before a clock is chosen."""
 
     logs: Sequence[Curves]
@@ -120,12 +152,27 @@ class _Given:
     settings: Settings
 
 
-def _score_from(start: int, given: _Given) -> tuple[Score, float]:
-    """Score with the original's clock starting at `start`.
+@dataclass(frozen=True)
+class Laid:
+    """One incident and its replays on one clock, looked at but not yet ranked.
 
-    Returns:
-        The score, and the share that the best candidate explains; −∞ where that clock leaves too little to judge.
+    Attributes:
+        plan: The clocks.
+        case: What the candidates share.
+        seen: What each scorable replay showed, by index of the replay.
+        margin: The original's margin.
+        gate: Whether the healthy proxy follows the healthy original.
     """
+
+    plan: Plan
+    case: Case
+    seen: Mapping[int, Experiment]
+    margin: Margin
+    gate: Gate
+
+
+def _lay(start: int, given: Given) -> Laid:
+    """Put everything on the clock that starts at `start`, and look."""
     logs, own, other, settings = given.logs, given.own, given.other, given.settings
     logged = ranking_metrics(logs)
     laid = plan(logs, own.runs, other.runs, given.replays, start, settings)
@@ -156,7 +203,6 @@ def _score_from(start: int, given: _Given) -> tuple[Score, float]:
     proxy_has_M = np.asarray(np.isfinite(lender.reference.x_RMB).any((0, 2)))
     where = space(original.signature, proxy_has_M, cut.metrics, settings)
     margin_P = lender.margin(len(logged), settings)
-    settled = _settled(original.reading, laid, margin_O, gate, given.onset)
     case = Case(
         frame=cut,
         original=original,
@@ -164,7 +210,7 @@ def _score_from(start: int, given: _Given) -> tuple[Score, float]:
         proxy=lender,
         where=where,
         size=size(original.signature, where, settings),
-        settled=settled,
+        settled=_settled(original.reading, laid, margin_O, gate, given.onset),
         evidence=_evidence(laid, (margin_O, margin_P), given.stand_in),
         available=tuple(
             name for name, has in zip(cut.metrics, proxy_has_M, strict=True) if has and name in logged
@@ -172,10 +218,22 @@ def _score_from(start: int, given: _Given) -> tuple[Score, float]:
         library=given.library,
         stand_in=given.stand_in,
     )
-    ranking, explained = rank(given.replays, seen, case)
+    return Laid(laid, case, seen, margin_O, gate)
+
+
+def _score_from(start: int, given: Given) -> tuple[Score, float]:
+    """Score with the original's clock starting at `start`.
+
+    Returns:
+        The score, and the share that the best candidate explains; −∞ where that clock leaves too little to judge.
+    """
+    everything = _lay(start, given)
+    laid, case, margin_O, settings = everything.plan, everything.case, everything.margin, given.settings
+    home = case.home
+    ranking, explained = rank(given.replays, everything.seen, case)
     reasons: tuple[str, ...]
-    if settled is not None:
-        verdict, reasons = settled[0], (settled[1],)
+    if case.settled is not None:
+        verdict, reasons = case.settled[0], (case.settled[1],)
     else:
         verdict, reasons = incident_verdict(ranking, explained, settings)
     rates = error_rates(home.scale.source, home.scale.seeds)
@@ -183,14 +241,14 @@ def _score_from(start: int, given: _Given) -> tuple[Score, float]:
         verdict=verdict,
         reasons=(*reasons, *_account(case, laid, margin_O, given.onset)),
         ranking=ranking,
-        symptoms=symptoms(cut.metrics, original.reading.direction),
-        healthy_gate=gate.text,
+        symptoms=symptoms(case.frame.metrics, case.original.reading.direction),
+        healthy_gate=everything.gate.text,
         error_rates={"smallest p": margin_O.smallest_p, **rates},
     )
     return found, max(explained.values(), default=0.0) if laid.enough else -np.inf
 
 
-def _systems(laid: Plan, cut: Frame, given: _Given) -> tuple[System, dict[int, System], Array]:
+def _systems(laid: Plan, cut: Frame, given: Given) -> tuple[System, dict[int, System], Array]:
     """Return the original's system, the proxy's by injection step, and the floors.
 
     Two passes, because the floors of shared metrics need the noise of both systems, and the margins the floors.
