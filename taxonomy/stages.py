@@ -4,7 +4,7 @@ Only protocols and plain data live here: listing the faults must not import torc
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
@@ -64,6 +64,8 @@ class StageContext:
         rollout_routes: (expert ids_TK, weights_TK) that the rollout used for the same tokens, None where there are
             none or the tokens are not the same.
         live_T: Mask of the tokens at hand, 0 for padding; None where it is not known.
+        facts: What else is known at the stage, by name. At the reward stage of the local engine: `prompts` and
+            `responses` (texts), `answer_B` and `format_B` (the parts of the reward), `lengths_B`, `truncated_B`.
     """
 
     step: int
@@ -76,6 +78,7 @@ class StageContext:
     router_scores_TE: Any = None
     rollout_routes: Any = None
     live_T: Any = None
+    facts: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -99,3 +102,20 @@ Transform = Callable[[str, Any, StageContext], Any]
 """(tensor name, tensor, context) → the tensor, changed or not. Never changes its input in place."""
 EventRule = Callable[[StageContext], Action]
 """context → what happens."""
+
+
+@dataclass(frozen=True)
+class Compound:
+    """What a transform or event injection may return in place of one function: a fault that acts in several places.
+
+    The card's stage and form name the place that matters most.
+
+    Attributes:
+        overrides: Recipe fields that change while the fault is active.
+        transforms: What it does to the tensors of each stage.
+        events: What it decides at each stage.
+    """
+
+    overrides: Mapping[str, Any] = field(default_factory=dict)
+    transforms: Mapping[Stage, Transform] = field(default_factory=dict)
+    events: Mapping[Stage, EventRule] = field(default_factory=dict)

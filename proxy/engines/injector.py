@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import random
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import reduce
 from typing import Any
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from proxy.specs import FaultSpec, Recipe, RunSpec
-from taxonomy.stages import Action, Form, Stage, StageContext
+from taxonomy.stages import Action, Compound, EventRule, Form, Stage, StageContext, Transform
 
 
 class InjectionRefused(ValueError):
@@ -39,8 +39,10 @@ class Injector:
     """Applies one fault, or none, and keeps its witness.
 
     A transform's witness is measured on the tensors themselves (`transform_change`, the mean relative change over all
-    calls; for routes `routes_changed`, the share of expert choices that differ), an event's by counting
-    (`events_skipped`), an override's by the engine, which reads the settings back from where they act.
+    calls; for routes `routes_changed`, the share of expert choices that differ; for a forward pass's inputs
+    `attended_change`, the relative change of the number of tokens that are attended to; `nonfinite_made`, the number
+    of values made infinite or NaN), an event's by counting (`events_skipped`), an override's by the engine, which
+    reads the settings back from where they act.
     """
 
     def __init__(self, fault: FaultSpec | None, seed: int) -> None:
@@ -48,9 +50,9 @@ class Injector:
         self._seed = seed
         self._sums: dict[str, float] = defaultdict(float)
         self._calls: dict[str, int] = defaultdict(int)
-        self._override: Callable[..., dict[str, Any]] | None = None
-        self._transform: Callable[[str, Any, StageContext], Any] | None = None
-        self._event: Callable[[StageContext], Action] | None = None
+        self._override: Callable[..., Mapping[str, Any]] | None = None
+        self._transforms: Mapping[Stage, Transform] = {}
+        self._events: Mapping[Stage, EventRule] = {}
         if fault is None:
             return
         if fault.form == Form.NONE:
@@ -58,10 +60,15 @@ class Injector:
         made = resolve(fault.inject)
         if fault.form == Form.OVERRIDES:
             self._override = made
+            return
+        acts = made(fault.params)
+        if isinstance(acts, Compound):
+            self._override = (lambda _params, _recipe: acts.overrides) if acts.overrides else None
+            self._transforms, self._events = acts.transforms, acts.events
         elif fault.form == Form.TRANSFORM:
-            self._transform = made(fault.params)
+            self._transforms = {Stage(fault.stage): acts}
         else:
-            self._event = made(fault.params)
+            self._events = {Stage(fault.stage): acts}
 
     def active(self, step: int) -> bool:
         """Return whether the fault acts in this step (window, then a draw that depends on seed and step alone)."""
@@ -79,26 +86,40 @@ class Injector:
 
     def transform(self, stage: Stage, name: str, tensor: Any, context: StageContext) -> Any:
         """Return the tensor (or the routes) as the stage goes on with it."""
-        if self._transform is None or self.fault is None or self.fault.stage != stage:
+        rule = self._transforms.get(stage)
+        if rule is None or not self.active(context.step):
             return tensor
-        if not self.active(context.step):
-            return tensor
-        changed = self._transform(name, tensor, context)
-        if isinstance(tensor, tuple):
+        changed = rule(name, tensor, context)
+        if name == "routes":
             # Order among the chosen experts does not matter, and a weight of 0 is an expert not chosen.
             self._note("routes_changed", 1 - route_agreement(tensor, changed))
-        elif isinstance(tensor, Tensor) and changed is not tensor:
-            scale = tensor.float().abs().mean().clamp(min=1e-12)
-            self._note("transform_change", float((changed.float() - tensor.float()).abs().mean() / scale))
+        elif changed is tensor:
+            pass
+        elif name == "inputs":
+            attended = float(tensor[1].sum())
+            self._note("attended_change", abs(float(changed[1].sum()) - attended) / attended)
+        elif isinstance(tensor, Tensor):
+            self._note_change(tensor.detach().float(), changed.detach().float())
         return changed
+
+    def _note_change(self, before: Tensor, after: Tensor) -> None:
+        """Note by how much a tensor was changed, and how many of its values are no longer finite."""
+        finite = before.isfinite() & after.isfinite()
+        made = int((before.isfinite() & ~after.isfinite()).sum())
+        if made:
+            self._note("nonfinite_made", made)
+        if not finite.all():
+            before, after = before[finite], after[finite]
+        if before.numel():
+            scale = before.abs().mean().clamp(min=1e-12)
+            self._note("transform_change", float((after - before).abs().mean() / scale))
 
     def event(self, stage: Stage, context: StageContext) -> Action:
         """Return what happens at this stage now."""
-        if self._event is None or self.fault is None or self.fault.stage != stage:
+        rule = self._events.get(stage)
+        if rule is None or not self.active(context.step):
             return Action.DO
-        if not self.active(context.step):
-            return Action.DO
-        action = self._event(context)
+        action = rule(context)
         self._sums["events_skipped"] += action is Action.SKIP
         self._calls["events_skipped"] = 1
         return action
