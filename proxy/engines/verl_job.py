@@ -36,6 +36,7 @@ SHARED = (
     "proxy.engines.metrics",
     "proxy.engines.policy",
     "proxy.engines.rollout",
+    "proxy.engines.update",
 )
 """Modules that the plugin shares with the local engine."""
 
