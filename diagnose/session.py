@@ -157,7 +157,7 @@ def fault_spec(card: FaultCard, strength: float, from_step: int = 1) -> FaultSpe
 
 def recipe_hash(recipe: Recipe) -> str:
     """Return the content hash of a recipe; the seed of the prompt order is no part of it."""
-    return content_key({name: value for name, value in asdict(recipe).items() if name != "data_seed"})
+    return content_key({name: value for name, value in recipe.key().items() if name != "data_seed"})
 
 
 def plan_runs(session: Session, proxy: Path) -> list[PlannedRun]:

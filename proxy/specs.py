@@ -39,6 +39,9 @@ class Recipe:
         eval_every: Steps between held-out evaluations, the first before training and one after the last step; 0: never.
         eval_prompts: Held-out prompts of one evaluation.
         data_seed: Seed of the prompt order, 0 for "follow the run's seed".
+        skip_nonfinite: Leave an update out whose gradient norm is not finite, as verl does.
+        length_exponent: A token's weight in the loss is its response's length to the power of minus this:
+            0 is verl's ``token-mean``, 1 is its ``seq-mean-token-mean``.
     """
 
     steps: int = 60
@@ -57,6 +60,14 @@ class Recipe:
     eval_every: int = 10
     eval_prompts: int = 96
     data_seed: int = 0
+    skip_nonfinite: bool = True
+    length_exponent: float = 0.0
+
+    def key(self) -> dict[str, Any]:
+        """Return the settings that go into content keys: younger fields only where they differ from the default."""
+        young = ("skip_nonfinite", "length_exponent")
+        fields = asdict(self)
+        return {n: v for n, v in fields.items() if n not in young or v != getattr(Recipe(), n)}
 
 
 @dataclass(frozen=True)
@@ -142,7 +153,7 @@ class RunSpec:
         """Return the content key of this run for a model with the given hash."""
         fault = self.fault and asdict(self.fault)
         also = [asdict(item) for item in self.also]
-        return content_key(model_hash, asdict(self.recipe), self.seed, fault, *also, *self.engine.key())
+        return content_key(model_hash, self.recipe.key(), self.seed, fault, *also, *self.engine.key())
 
 
 @dataclass(frozen=True)

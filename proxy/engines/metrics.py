@@ -19,7 +19,10 @@ def mismatch(rollout_BR: Tensor, trainer_BR: Tensor, mask_BR: Tensor) -> dict[st
     """Return the rollout–trainer mismatch metrics from two sets of log-probabilities of the same tokens.
 
     `rollout_corr/kl` is the k1 estimate (nats, signed), `k3_kl` the k3 estimate, `chi2_token` the χ² divergence,
-    `rollout_probs_diff_*` differences of *probabilities*.
+    `rollout_probs_diff_*` differences of *probabilities*. With w = p_trainer / p_rollout of a token,
+    `rollout_is_mean` is the mean w and `rollout_is_eff_sample_size` is 1 / mean((w / mean w)²), the share of the
+    sample that is left after weighting. `late_gap` is the mean |log-probability gap| of the later half of the
+    response positions in use minus that of the earlier half.
     """
     live = mask_BR.bool()
     rollout, trainer = rollout_BR[live].double(), trainer_BR[live].double()
@@ -28,15 +31,24 @@ def mismatch(rollout_BR: Tensor, trainer_BR: Tensor, mask_BR: Tensor) -> dict[st
     count_B = mask_BR.sum(-1).clamp(min=1)
     ppl_B = ((rollout_BR - trainer_BR) * mask_BR).sum(-1) / count_B
     pair = torch.stack([rollout.exp(), trainer.exp()])
+    weight = log_ratio.exp()
+    log_gap = (trainer - rollout).abs()
+    position = mask_BR.cumsum(-1)[live]
+    late = position > (int(position.max()) + 1) // 2
     return {
         "training/rollout_probs_diff_mean": float(gap.mean()),
         "training/rollout_probs_diff_max": float(gap.max()),
         "training/rollout_probs_diff_std": float(gap.std()),
         "training/rollout_actor_probs_pearson_corr": float(torch.corrcoef(pair)[0, 1]),
         "rollout_corr/kl": float(-log_ratio.mean()),
-        "rollout_corr/k3_kl": float((log_ratio.exp() - 1 - log_ratio).mean()),
+        "rollout_corr/k3_kl": float((weight - 1 - log_ratio).mean()),
         "rollout_corr/chi2_token": float((2 * log_ratio).exp().mean() - 1),
         "rollout_corr/log_ppl_abs_diff": float(ppl_B.abs().mean()),
+        "rollout_corr/logprob_abs_diff": float(log_gap.mean()),
+        "rollout_corr/mult_prob_error": float(log_gap.clamp(max=20).exp().mean()),
+        "rollout_corr/rollout_is_mean": float(weight.mean()),
+        "rollout_corr/rollout_is_eff_sample_size": float(weight.mean().square() / weight.square().mean()),
+        "rollout_corr/late_gap": float(log_gap[late].mean() - log_gap[~late].mean()) if late.any() else 0.0,
     }
 
 
@@ -77,3 +89,27 @@ def routing(
         "routing/load_entropy/mean": sum(entropy) / count,
         "routing/load_max/mean": sum(largest) / count,
     }
+
+
+def flips(
+    before: list[tuple[Tensor, Tensor]],
+    after: list[tuple[Tensor, Tensor]],
+    layers: tuple[int, ...],
+    live: Tensor,
+) -> dict[str, float]:
+    """Return the share of expert choices of the same tokens that changed between two states of the weights.
+
+    Args:
+        before: (expert ids, weights) of each MoE layer, rows = tokens.
+        after: The same tokens later.
+        layers: Decoder-layer index of each entry.
+        live: Mask over the rows, True for real tokens.
+    """
+    from proxy.engines.injector import route_agreement
+
+    share = [
+        1 - route_agreement((old[0][live], old[1][live]), (new[0][live], new[1][live]))
+        for old, new in zip(before, after, strict=True)
+    ]
+    by_layer = {f"routing/flips/layer_{layer}": value for layer, value in zip(layers, share, strict=True)}
+    return by_layer | {"routing/flips/mean": sum(share) / len(share)}

@@ -16,7 +16,7 @@ from transformers import DynamicCache
 from proxy.engines.policy import Policy, positions_BL
 
 Tap = Callable[[str, Tensor], Tensor]
-"""(tensor name, tensor) → the tensor that the rollout goes on with; names: scale, logits, log_probs."""
+"""(tensor name, tensor) → what the rollout goes on with; names: scale, attention_mask, logits, log_probs."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ def generate(
         mask_BL = torch.cat(masks, 1)
         logits_BV = policy.model(
             input_ids=step_BL,
-            attention_mask=mask_BL,
+            attention_mask=tap("attention_mask", mask_BL),
             position_ids=positions_BL(mask_BL)[:, -step_BL.shape[1] :],
             past_key_values=cache,
             use_cache=True,
