@@ -13,9 +13,9 @@ from textual.binding import Binding
 from textual.screen import Screen
 
 from diagnose.store import RunFolder
-from diagnose.tui.launch import Backend, Launched
+from diagnose.tui.plan import Backend, Launched
 from diagnose.tui.screens.dialogs import HelpScreen
-from diagnose.tui.screens.symptom import SymptomScreen
+from diagnose.tui.screens.home import HomeScreen
 from taxonomy.registry import Library, library
 
 
@@ -88,7 +88,7 @@ class DiagnoseApp(App[None]):
 
     def on_mount(self) -> None:
         """Show the first screen, and the run that was asked for on top of it."""
-        self.push_screen(SymptomScreen())
+        self.push_screen(HomeScreen())
         if self._run_dir is not None:
             self.show_run(Launched(RunFolder(self._run_dir)))
 

@@ -1,132 +1,21 @@
-"""What the TUI asks of the rest of the program: playbooks, past runs, starting, resuming and stopping."""
+"""The program behind the screens: the same functions that the command line calls."""
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from diagnose.events import EndEvent, from_line
 from diagnose.report.text import literal, number
 from diagnose.report.words import VERDICT_WORD
 from diagnose.result import Verdict
 from diagnose.store import RunFolder, list_runs, read_json
+from diagnose.tui import memory
+from diagnose.tui.plan import Choice, Incident, Launched, Order, PastRun, Plan, PlaybookEntry
 from taxonomy.registry import FaultCard, Library
 
 PAST_RUNS = 30
 """Run folders listed on the first screen, the newest."""
-
-
-@dataclass(frozen=True)
-class PlaybookEntry:
-    """One playbook to choose from.
-
-    Attributes:
-        name: Its name.
-        path: Its file.
-        symptom: Its symptom id, "" where it can't be read.
-    """
-
-    name: str
-    path: Path
-    symptom: str = ""
-
-
-@dataclass(frozen=True)
-class PastRun:
-    """One run folder.
-
-    Attributes:
-        path: The folder.
-        name: Playbook name.
-        state: How it stands, in a few words.
-    """
-
-    path: Path
-    name: str
-    state: str
-
-
-@dataclass(frozen=True)
-class Choice:
-    """One candidate fault as the candidates screen shows it.
-
-    Attributes:
-        fault: Fault id.
-        title: Card title.
-        category: Category id.
-        why: Why it is a candidate, or the mechanism.
-        metric: Canonical metric that tells it from its look-alikes.
-        strength: Multiple of the card's default.
-        selected: Whether the playbook would replay it.
-        refused: Why it cannot be replayed, "" when it can.
-    """
-
-    fault: str
-    title: str
-    category: str
-    why: str
-    metric: str
-    strength: float = 1.0
-    selected: bool = True
-    refused: str = ""
-
-
-@dataclass(frozen=True)
-class Plan:
-    """A playbook that was read, ready for the engineer's choices.
-
-    Attributes:
-        path: The playbook.
-        name: Its name.
-        symptom: Symptom in force: the playbook's, or the one that the engineer picked instead.
-        choices: Candidates for that symptom.
-        seeds: Seeds a candidate.
-        steps: Steps a run.
-        facts: Short sentences about original, proxy and engine.
-        commands: Commands that the playbook would run, which have to be allowed first.
-    """
-
-    path: Path
-    name: str
-    symptom: str
-    choices: tuple[Choice, ...]
-    seeds: int
-    steps: int
-    facts: tuple[str, ...] = ()
-    commands: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Launched:
-    """A run folder with its runner, where this process started it."""
-
-    folder: RunFolder
-    process: subprocess.Popen[bytes] | None = None
-
-
-class Backend(Protocol):
-    """The program behind the screens. Every method may block and raises `DiagnoseError` for users."""
-
-    def playbooks(self) -> tuple[PlaybookEntry, ...]:
-        """Return the shipped playbooks and those of the working folder."""
-
-    def past_runs(self) -> tuple[PastRun, ...]:
-        """Return past runs, newest first."""
-
-    def plan(self, path: Path, symptom: str | None = None) -> Plan:
-        """Read a playbook; `symptom` overrides the playbook's."""
-
-    def start(self, plan: Plan, faults: tuple[str, ...], seeds: int) -> Launched:
-        """Make a run folder and start its runner. `plan.commands` have been allowed."""
-
-    def resume(self, folder: RunFolder) -> Launched:
-        """Start a runner in a folder that has none."""
-
-    def stop(self, folder: RunFolder) -> bool:
-        """End the runner; return whether there was one."""
 
 
 class SessionBackend:
@@ -141,7 +30,7 @@ class SessionBackend:
 
         here = sorted(path for path in Path.cwd().glob("*.y*ml") if path.suffix in (".yaml", ".yml"))
         known = shipped()
-        entries = [PlaybookEntry(name, path, _symptom_of(path)) for name, path in known.items()]
+        entries = [PlaybookEntry(name, path, _symptom_of(path)) for name, path in sorted(known.items())]
         entries += [
             PlaybookEntry(path.name, path, symptom)
             for path in here
@@ -154,9 +43,22 @@ class SessionBackend:
         """Return the newest run folders with how they stand."""
         return tuple(_past_run(folder) for folder in list_runs()[:PAST_RUNS])
 
+    def recent_logs(self) -> tuple[Path, ...]:
+        """Return the logs opened lately."""
+        return memory.recent_logs()
+
+    def keep_pasted(self, text: str) -> Path:
+        """Write a pasted piece of a log into the state folder."""
+        return memory.keep_pasted(text)
+
+    def playbook_for(self, incident: Incident) -> Path:
+        """Write a playbook with what is known of a log; the symptom is left to the log itself."""
+        return memory.write_playbook(incident)
+
     def plan(self, path: Path, symptom: str | None = None) -> Plan:
         """Read a playbook and its logs; see `diagnose.prepare.prepare` for what can go wrong."""
         from diagnose.prepare import Overrides, prepare
+        from diagnose.report.evidence import Evidence
         from taxonomy.registry import library
 
         prepared = prepare(path, Overrides(symptom=symptom))
@@ -184,15 +86,24 @@ class SessionBackend:
                 *prepared.warnings,
             ),
             commands=prepared.commands,
+            budget_s=session.budget_s,
+            evidence=Evidence(original_healthy=prepared.healthy, original_faulty=prepared.faulty),
         )
 
-    def start(self, plan: Plan, faults: tuple[str, ...], seeds: int) -> Launched:
+    def start(self, plan: Plan, order: Order) -> Launched:
         """Make a run folder and start its runner."""
         from diagnose.prepare import Overrides, open_run, prepare
         from diagnose.runner import start
 
         symptom = plan.symptom if plan.symptom != "auto" else None
-        folder = open_run(prepare(plan.path, Overrides(symptom=symptom, faults=faults, seeds=seeds)))
+        overrides = Overrides(
+            symptom=symptom,
+            faults=order.faults,
+            seeds=order.seeds,
+            strengths=order.strengths,
+            budget_s=order.budget_s,
+        )
+        folder = open_run(prepare(plan.path, overrides))
         return Launched(folder, start(folder))
 
     def resume(self, folder: RunFolder) -> Launched:

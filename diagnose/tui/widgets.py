@@ -7,7 +7,7 @@ from textual.widgets import Static
 
 from diagnose.report.text import literal
 
-STEPS = ("1 Symptom", "2 Candidates", "3 Run and verdict")
+STEPS = ("Open", "Symptom", "Candidates", "Run and verdict")
 _SIGN = {"fail": "✘ ", "warn": "! ", "head": "", "": ""}
 _STYLE = {"fail": "bold red", "warn": "bold yellow", "head": "bold", "": ""}
 
@@ -16,7 +16,7 @@ class Crumbs(Static):
     """The first line: where in the flow the screen stands."""
 
     def __init__(self, step: int) -> None:
-        """Make the line for one of the three steps, counted from 0."""
+        """Make the line for one of the steps, counted from 0."""
         text = Text("diagnose  ", "bold")
         for index, name in enumerate(STEPS):
             text.append(" › " if index else " ", "dim")

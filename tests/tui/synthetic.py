@@ -25,7 +25,7 @@ from diagnose.report.json import dumps
 from diagnose.report.words import headline
 from diagnose.result import Result
 from diagnose.store import RunFolder
-from diagnose.tui.launch import Choice, Launched, PastRun, Plan, PlaybookEntry
+from diagnose.tui.plan import Choice, Incident, Launched, Order, PastRun, Plan, PlaybookEntry, Seen
 from taxonomy.registry import Expectation, FaultCard, Library, Parameter, Rival, WitnessRule
 from taxonomy.stages import Form, Stage
 from tests.fixtures.results import GAP, KL, evidence, kl_spike
@@ -48,7 +48,7 @@ def card(fault: str) -> FaultCard:
         signature=(Expectation(KL, "up", "gradual", 2), Expectation(GAP, "up", "immediate", 2)),
         fix="Synchronise after every update.",
         sources=("a source",),
-        parameters=(Parameter("every", 20, "updates between two synchronisations", "a source"),),
+        parameters=(Parameter("every", 20, "updates between two syncs", "a source", scaling="proportional"),),
         rivals=(Rival("rollout_precision", GAP, "Precision shows at once."),),
     )
 
@@ -180,7 +180,9 @@ class FakeBackend:
         self.commands = commands
         self.scripts: list[Script] = []
         self.past: list[PastRun] = []
-        self.started: list[tuple[Plan, tuple[str, ...], int]] = []
+        self.started: list[tuple[Plan, Order]] = []
+        self.logs: list[Path] = []
+        self.incidents: list[Incident] = []
         self.stopped = 0
 
     def playbooks(self) -> tuple[PlaybookEntry, ...]:
@@ -191,6 +193,18 @@ class FakeBackend:
 
     def past_runs(self) -> tuple[PastRun, ...]:
         return tuple(self.past)
+
+    def recent_logs(self) -> tuple[Path, ...]:
+        return tuple(self.logs)
+
+    def keep_pasted(self, text: str) -> Path:
+        path = self.root / "pasted.log"
+        path.write_text(text)
+        return path
+
+    def playbook_for(self, incident: Incident) -> Path:
+        self.incidents.append(incident)
+        return Path("kl_spike.yaml")
 
     def plan(self, path: Path, symptom: str | None = None) -> Plan:
         if path.name == "broken.yaml":
@@ -212,13 +226,21 @@ class FakeBackend:
             steps=STEPS,
             facts=("1 incident log of 60 steps, 2 healthy twins", "proxy: 8 of 16 experts, engine local"),
             commands=self.commands,
+            seen={
+                "kl_divergence_increase": Seen("KL to reference 9 times its healthy level", (18, 22)),
+                "no_learning": Seen("the policy stays where it was"),
+            },
+            ruled_out=(("Expert swap", "the model is dense"),),
+            advice=("Keep the last checkpoint before step 18.",),
+            budget_s=120.0,
+            evidence=replace(evidence(), proxy_healthy=(), proxy_faulty={}),
         )
 
-    def start(self, plan: Plan, faults: tuple[str, ...], seeds: int) -> Launched:
-        self.started.append((plan, faults, seeds))
+    def start(self, plan: Plan, order: Order) -> Launched:
+        self.started.append((plan, order))
         script = Script(self.root / f"run{len(self.scripts)}", plan.name)
         self.scripts.append(script)
-        script.begin(tuple(range(1, seeds + 1)), faults)
+        script.begin(tuple(range(1, order.seeds + 1)), order.faults)
         return Launched(script.folder)
 
     def resume(self, folder: RunFolder) -> Launched:

@@ -18,8 +18,10 @@ from diagnose.report.json import from_json
 from diagnose.report.words import VERDICT_TITLE
 from diagnose.result import Verdict
 from diagnose.tui.app import DiagnoseApp
-from diagnose.tui.launch import PastRun
+from diagnose.tui.plan import Incident, PastRun
 from diagnose.tui.screens.candidates import CandidatesScreen
+from diagnose.tui.screens.home import HomeScreen
+from diagnose.tui.screens.incident import IncidentScreen, PasteScreen
 from diagnose.tui.screens.run import RunScreen
 from diagnose.tui.screens.symptom import SymptomScreen
 from diagnose.tui.screens.verdict import VerdictPane
@@ -61,11 +63,16 @@ def screen_text(app: DiagnoseApp) -> str:
     )
 
 
-async def to_candidates(pilot: Pilot) -> None:
+async def to_symptom(pilot: Pilot) -> None:
     app = pilot.app
     await until(pilot, lambda: app.screen.query_one("#sources", OptionList).option_count > 2, "playbooks")
     await pilot.press("enter")
     await until(pilot, lambda: app.screen.query_one("#symptoms", Tree).has_focus, "tree in focus")
+
+
+async def to_candidates(pilot: Pilot) -> None:
+    app = pilot.app
+    await to_symptom(pilot)
     await pilot.press("enter")
     await until(pilot, lambda: isinstance(app.screen, CandidatesScreen), "candidates")
 
@@ -77,14 +84,13 @@ async def test_from_symptom_to_export_without_leaving_the_keyboard(
     app = app_for(backend)
     async with app.run_test(size=size) as pilot:
         await to_candidates(pilot)
-        await pilot.press("down", "down", "space", "e")
-        app.screen.query_one("#seeds", Input).value = ""
-        await pilot.press("2", "enter")
+        await pilot.press("down", "down", "space", "e", "backspace", "2", "enter")
         assert "3 of 4 marked: 8 runs of 60 steps" in text(app, "#cost")
         await pilot.press("r")
         await until(pilot, lambda: isinstance(app.screen, RunScreen), "run screen")
-        (plan, faults, seeds), script = backend.started[0], backend.scripts[0]
-        assert (plan.symptom, faults, seeds) == ("kl_divergence_increase", FAULTS, 2)
+        (plan, order), script = backend.started[0], backend.scripts[0]
+        assert plan.symptom == "kl_divergence_increase"
+        assert (order.faults, order.seeds, order.budget_s) == (FAULTS, 2, 120.0)
         rows = app.screen.query_one("#rows", DataTable)
         await until(pilot, lambda: rows.row_count == 8, "all rows")
         script.start(None)
@@ -134,7 +140,7 @@ async def test_leaving_the_run_screen_leaves_the_run_alive_and_attaches_again(ba
         script = backend.scripts[0]
         backend.past.append(PastRun(script.folder.path, "kl_spike", "running"))
         await pilot.press("escape")
-        assert isinstance(app.screen, SymptomScreen) and script.folder.is_alive() and backend.stopped == 0
+        assert isinstance(app.screen, HomeScreen) and script.folder.is_alive() and backend.stopped == 0
         sources = app.screen.query_one("#sources", OptionList)
         await until(pilot, lambda: sources.option_count == 5, "the run among past runs")
         sources.highlighted = 4
@@ -177,10 +183,7 @@ async def test_a_runner_that_died_is_said_and_resumable(backend: FakeBackend) ->
 async def test_the_engineer_may_pick_another_symptom(backend: FakeBackend) -> None:
     app = app_for(backend)
     async with app.run_test() as pilot:
-        await until(pilot, lambda: app.screen.query_one("#sources", OptionList).option_count > 2)
-        await pilot.press("enter")
-        tree = app.screen.query_one("#symptoms", Tree)
-        await until(pilot, lambda: tree.has_focus)
+        await to_symptom(pilot)
         await pilot.press("down", "enter")
         await until(pilot, lambda: isinstance(app.screen, CandidatesScreen))
         await pilot.press("r")
@@ -193,7 +196,7 @@ async def test_a_broken_playbook_says_where(backend: FakeBackend) -> None:
     async with app.run_test() as pilot:
         await pilot.press("o", *"broken.yaml", "enter")
         await until(pilot, lambda: "broken.yaml:3:5" in text(app, "#detail"), "the error")
-        assert "did you mean" in text(app, "#detail") and isinstance(app.screen, SymptomScreen)
+        assert "did you mean" in text(app, "#detail") and isinstance(app.screen, HomeScreen)
 
 
 async def test_a_run_folder_can_be_typed(backend: FakeBackend, tmp_path: Path) -> None:
@@ -310,6 +313,84 @@ async def test_hostile_strings_are_literal_everywhere(backend: FakeBackend, tmp_
             assert "[red]x[/]" in screen_text(app) and "\x1b" not in screen_text(app)
         await pilot.press("escape")
         await until(pilot, lambda: "[red]x[/]" in screen_text(app), "list of runs")
+
+
+async def test_a_bare_log_leads_to_candidates(backend: FakeBackend, tmp_path: Path) -> None:
+    log, twin = tmp_path / "incident.log", tmp_path / "healthy.log"
+    log.touch()
+    twin.touch()
+    app = app_for(backend)
+    async with app.run_test() as pilot:
+        await pilot.press("o")
+        app.screen.query_one("#path", Input).value = str(log)
+        await pilot.press("enter")
+        await until(pilot, lambda: isinstance(app.screen, IncidentScreen), "what is beside the log")
+        app.screen.query_one("#twin", Input).value = str(twin)
+        await pilot.press("enter", "enter")
+        await until(pilot, lambda: isinstance(app.screen, SymptomScreen), "symptoms")
+        assert backend.incidents == [Incident(log, twin)]
+
+
+async def test_a_path_is_completed(backend: FakeBackend, tmp_path: Path) -> None:
+    (tmp_path / "a_long_name.jsonl").touch()
+    app = app_for(backend)
+    async with app.run_test() as pilot:
+        await pilot.press("o")
+        field = app.screen.query_one("#path", Input)
+        field.value = f"{tmp_path}/a_l"
+        field.cursor_position = len(field.value)
+        await until(pilot, lambda: field._suggestion.endswith("a_long_name.jsonl"), "a suggestion")
+        await pilot.press("right")
+        assert field.value == f"{tmp_path}/a_long_name.jsonl"
+
+
+async def test_a_pasted_piece_of_a_log_is_kept_and_opened(backend: FakeBackend, tmp_path: Path) -> None:
+    app = app_for(backend)
+    async with app.run_test() as pilot:
+        await pilot.press("v")
+        await until(pilot, lambda: isinstance(app.screen, PasteScreen))
+        await pilot.press(*"step:1", "ctrl+s")
+        await until(pilot, lambda: isinstance(app.screen, IncidentScreen), "what is beside it")
+        await pilot.press("ctrl+s")
+        await until(pilot, lambda: backend.incidents == [Incident(tmp_path / "pasted.log")])
+        assert (tmp_path / "pasted.log").read_text() == "step:1"
+
+
+@pytest.mark.parametrize("size", SIZES)
+async def test_the_symptom_screen_shows_onset_evidence_and_what_is_ruled_out(
+    backend: FakeBackend, size: tuple[int, int]
+) -> None:
+    app = app_for(backend)
+    async with app.run_test(size=size) as pilot:
+        await to_symptom(pilot)
+        assert "from step 18–22" in screen_text(app)
+        assert "9 times its healthy level" in text(app, "#detail")
+        await pilot.press("2")
+        await pilot.pause()
+        assert "onset" in text(app, "#chart-legend") and "original faulty" in text(app, "#chart-legend")
+        await pilot.press("3")
+        await pilot.pause()
+        assert "the model is dense" in screen_text(app) and "before step 18" in screen_text(app)
+
+
+async def test_strength_budget_and_filter_of_the_candidates(backend: FakeBackend) -> None:
+    app = app_for(backend)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await to_candidates(pilot)
+        await pilot.press("slash", *"omission", "enter")
+        table = app.screen.query_one("#faults", DataTable)
+        await until(pilot, lambda: table.row_count == 1, "one row")
+        await pilot.press("t", "backspace", *"-3", "enter")
+        await until(pilot, lambda: "a number above 0" in screen_text(app), "refused")
+        await pilot.press(*["backspace"] * 3, "2", "enter")
+        await until(pilot, lambda: "× 2" in screen_text(app), "strength")
+        await pilot.press("b", *["backspace"] * 3, *"60", "enter")
+        await until(pilot, lambda: "at most 1 min" in text(app, "#cost"), "budget")
+        await pilot.press("r")
+        await until(pilot, lambda: bool(backend.started))
+        order = backend.started[0][1]
+        assert order.strengths == {"update_omission": 2.0} and order.budget_s == 60
+        assert order.faults == FAULTS
 
 
 async def test_help_and_palette_know_every_key(backend: FakeBackend, tmp_path: Path) -> None:

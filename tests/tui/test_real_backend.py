@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from diagnose.curves import Curves
 from diagnose.errors import PlaybookError
 from diagnose.session import load
 from diagnose.store import RunFolder
 from diagnose.tui.app import DiagnoseApp
 from diagnose.tui.launch import SessionBackend
+from diagnose.tui.plan import Incident, Order
 from diagnose.tui.screens.run import RunScreen
 from tests.pipeline.lab import Lab, make_lab
 from tests.tui.test_flows import screen_text, to_candidates, until
@@ -68,7 +71,9 @@ def test_a_broken_playbook_is_one_error_with_its_place(lab: Lab) -> None:
 def test_start_outlives_us_and_states_follow(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAKE_STEP_S", "0.05")
     backend = SessionBackend()
-    launched = backend.start(backend.plan(lab.playbook), ("learning_rate_too_high", "reward_flipped"), 1)
+    launched = backend.start(
+        backend.plan(lab.playbook), Order(("learning_rate_too_high", "reward_flipped"), 1)
+    )
     wait(launched.folder.is_alive)
     assert backend.past_runs()[0].state == "▶ running"
     session = load(launched.folder)
@@ -95,3 +100,37 @@ async def test_the_whole_way_with_the_real_runner(lab: Lab) -> None:
         await until(pilot, lambda: "learning_rate_too_high" in screen_text(app), "the ranking")
     (folder,) = app.watched
     assert not folder.is_alive() and folder.result.is_file()
+
+
+def test_a_bare_log_becomes_a_playbook_that_can_be_planned_and_is_remembered(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("diagnose.tui.memory.home", lambda: lab.home / "opened")
+    backend = SessionBackend()
+    session = backend.plan(lab.playbook)
+    assert session.evidence is not None
+    log = lab.home / "my incident.jsonl"
+    log.write_text("".join(_lines(session.evidence.original_faulty[0])))
+    written = backend.playbook_for(Incident(log))
+    plan = backend.plan(written)
+    assert plan.choices and "embedded" in plan.facts[0] and plan.budget_s == 120
+    assert backend.recent_logs() == (log,)
+    log.unlink()
+    assert backend.recent_logs() == ()
+
+
+def test_strength_and_budget_of_an_order_reach_the_session(lab: Lab) -> None:
+    backend = SessionBackend()
+    order = Order(("learning_rate_too_high",), 1, {"learning_rate_too_high": 2.0}, 77.0)
+    launched = backend.start(backend.plan(lab.playbook), order)
+    session = load(launched.folder)
+    assert [c.strength for c in session.candidates] == [2.0] and session.budget_s == 77
+    backend.stop(launched.folder)
+    assert launched.process is not None and launched.process.wait(20) is not None
+
+
+def _lines(curves: Curves) -> list[str]:
+    return [
+        json.dumps({"step": int(step), "data": {m: float(v[i]) for m, v in curves.values.items()}}) + "\n"
+        for i, step in enumerate(curves.steps_N)
+    ]

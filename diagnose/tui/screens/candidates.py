@@ -1,4 +1,4 @@
-"""Second screen: which faults to try, with how many seeds."""
+"""Third screen: which faults to try, how strong, with how many seeds and how much time."""
 
 from __future__ import annotations
 
@@ -8,15 +8,14 @@ from rich.text import Text
 from textual import work
 from textual.app import ComposeResult
 from textual.binding import Binding
-from textual.containers import Horizontal
 from textual.screen import Screen
-from textual.widgets import DataTable, Footer, Input, Label, Static
+from textual.widgets import DataTable, Footer, Static
 
 from diagnose.errors import DiagnoseError
-from diagnose.report.text import literal, number
+from diagnose.report.text import literal, number, seconds
 from diagnose.report.words import metric_title
-from diagnose.tui.launch import Choice, Launched, Plan
-from diagnose.tui.screens.dialogs import CardScreen, ConfirmScreen
+from diagnose.tui.plan import Choice, Launched, Order, Plan
+from diagnose.tui.screens.dialogs import AskScreen, CardScreen, ConfirmScreen
 from diagnose.tui.widgets import Crumbs, Message
 from taxonomy.symptoms import SYMPTOM_BY_ID
 
@@ -24,6 +23,7 @@ if TYPE_CHECKING:
     from diagnose.tui.app import DiagnoseApp
 
 MAX_SEEDS = 20
+MAX_STRENGTH = 1e6
 
 
 class CandidatesScreen(Screen[None]):
@@ -31,9 +31,14 @@ class CandidatesScreen(Screen[None]):
 
     BINDINGS = [  # noqa: RUF012
         Binding("space", "mark", "Mark", tooltip="Mark or unmark the fault under the cursor", id="mark"),
-        Binding("a", "all", "All/none", tooltip="Mark all candidates, or none", id="mark-all"),
+        Binding("a", "all", "All/none", tooltip="Mark all candidates in the list, or none", id="mark-all"),
+        Binding("slash", "filter", "Filter", key_display="/", tooltip="Show some faults only", id="filter"),
         Binding("i", "card", "Card", tooltip="Show all that is known about the fault", id="card"),
-        Binding("e", "seeds", "Seeds", tooltip="Change the number of seeds, enter takes it", id="seeds"),
+        Binding(
+            "t", "strength", "Strength", tooltip="Change how strong the fault is injected", id="strength"
+        ),
+        Binding("e", "seeds", "Seeds", tooltip="Change the number of seeds", id="seeds"),
+        Binding("b", "budget", "Budget", tooltip="Change the time that replays may take", id="budget"),
         Binding("r", "start", "Run", tooltip="Build the proxy and replay the marked faults", id="start"),
         Binding("escape", "back", "Back", key_display="esc", tooltip="Back to the symptoms", id="back"),
     ]
@@ -43,6 +48,10 @@ class CandidatesScreen(Screen[None]):
         super().__init__()
         self._plan = plan
         self._marked = {choice.fault for choice in plan.choices if choice.selected and not choice.refused}
+        self._strengths: dict[str, float] = {}
+        self._seeds = plan.seeds
+        self._budget_s = plan.budget_s
+        self._filter = ""
         self._starting = False
 
     @property
@@ -52,17 +61,10 @@ class CandidatesScreen(Screen[None]):
 
     def compose(self) -> ComposeResult:
         """Lay out the screen."""
-        yield Crumbs(1)
-        symptom = SYMPTOM_BY_ID.get(self._plan.symptom)
-        title = symptom.title if symptom else self._plan.symptom
-        table: DataTable[Text] = DataTable(id="faults", cursor_type="row", classes="panel")
-        table.border_title = Text(literal(f"{self._plan.name}: {title}", 74))
-        yield table
+        yield Crumbs(2)
+        yield DataTable(id="faults", cursor_type="row", classes="panel")
         yield Message(id="detail", classes="panel")
-        with Horizontal(id="budget"):
-            yield Label("Seeds ")
-            yield Input(str(self._plan.seeds), type="integer", max_length=2, id="seeds", compact=True)
-            yield Static(id="cost")
+        yield Static(id="cost", markup=False)
         yield Footer(show_command_palette=False)
 
     def on_mount(self) -> None:
@@ -78,51 +80,70 @@ class CandidatesScreen(Screen[None]):
             ("why", "why"),
         ):
             table.add_column(label, key=key)
-        for choice in self._plan.choices:
-            table.add_row(*self._cells(choice), key=choice.fault)
+        self._fill()
         if not self._plan.choices:
             self.query_one(Message).say(
                 "No fault in the library has this symptom.", "warn", "Go back and pick another symptom."
             )
         table.focus()
+
+    @property
+    def _listed(self) -> list[Choice]:
+        """The candidates that the filter lets through; every word must be somewhere in id, title or category."""
+        words = self._filter.lower().split()
+        return [
+            choice
+            for choice in self._plan.choices
+            if all(word in f"{choice.fault} {choice.title} {choice.category}".lower() for word in words)
+        ]
+
+    def _strength(self, choice: Choice) -> float:
+        return self._strengths.get(choice.fault, choice.strength)
+
+    def _fill(self) -> None:
+        """List the candidates anew."""
+        table: DataTable[Text] = self.query_one(DataTable)
+        table.clear()
+        for choice in self._listed:
+            table.add_row(*self._cells(choice), key=choice.fault)
+        symptom = SYMPTOM_BY_ID.get(self._plan.symptom)
+        title = symptom.title if symptom else "every fault"
+        shown = f" (only “{literal(self._filter, 20)}”)" if self._filter else ""
+        table.border_title = Text(literal(f"{self._plan.name}: {title}", 74) + shown)
         self._count()
 
     def _cells(self, choice: Choice) -> tuple[Text, ...]:
         mark = "✘" if choice.refused else "[x]" if choice.fault in self._marked else "[ ]"
         why = f"cannot be replayed: {choice.refused}" if choice.refused else choice.why
+        changed = choice.fault in self._strengths
         return (
             Text(mark, "bold"),
             Text(literal(choice.fault, 32)),
             Text(literal(choice.category, 14)),
-            Text(f"× {number(choice.strength)}"),
-            Text(f"{self.seeds} run{'s' if self.seeds > 1 else ''}"),
+            Text(f"× {number(self._strength(choice))}", "bold" if changed else ""),
+            Text(f"{self._seeds} run{'s' if self._seeds > 1 else ''}"),
             Text(metric_title(choice.metric) if choice.metric else "–"),
             Text(literal(why, 160)),
         )
 
-    @property
-    def seeds(self) -> int:
-        """Seeds in force: what the field says, or the plan's where it says nothing usable."""
-        text = self.query_one("#seeds", Input).value
-        return min(int(text), MAX_SEEDS) if text.isdigit() and int(text) > 0 else self._plan.seeds
-
     def _count(self) -> None:
-        """Say what the choice will cost."""
+        """Bring marks up to date, and say what the choice will cost."""
         table: DataTable[Text] = self.query_one(DataTable)
-        for choice in self._plan.choices:
+        for choice in self._listed:
             for column, cell in zip(table.columns, self._cells(choice), strict=True):
                 table.update_cell(choice.fault, column, cell)
-        marked, seeds = len(self._marked), self.seeds
+        marked, seeds = len(self._marked), self._seeds
         runs = seeds * (marked + 1)
+        limit = f", at most {seconds(self._budget_s)}" if self._budget_s else ", no time limit"
         text = (
             f"{marked} of {len(self._plan.choices)} marked: {runs} runs of {self._plan.steps} steps, "
-            f"{seeds} of them healthy"
+            f"{seeds} of them healthy{limit}"
         )
-        self.query_one("#cost", Static).update(Text(text if marked else "Mark at least one fault (space)."))
+        self.query_one("#cost", Static).update(text if marked else "Mark at least one fault (space).")
 
     def _current(self) -> Choice | None:
-        table: DataTable[Text] = self.query_one(DataTable)
-        return self._plan.choices[table.cursor_row] if self._plan.choices else None
+        row, listed = self.query_one(DataTable).cursor_row, self._listed
+        return listed[row] if row < len(listed) else None
 
     def on_data_table_row_highlighted(self, _: DataTable.RowHighlighted) -> None:
         """Tell more about the fault under the cursor."""
@@ -148,9 +169,9 @@ class CandidatesScreen(Screen[None]):
         self._count()
 
     def action_all(self) -> None:
-        """Mark all, or none when all are marked."""
-        possible = {choice.fault for choice in self._plan.choices if not choice.refused}
-        self._marked = set() if self._marked == possible else possible
+        """Mark all that are listed, or none of them when all are marked."""
+        possible = {choice.fault for choice in self._listed if not choice.refused}
+        self._marked = self._marked - possible if possible <= self._marked else self._marked | possible
         self._count()
 
     def action_card(self) -> None:
@@ -159,18 +180,76 @@ class CandidatesScreen(Screen[None]):
         if choice is not None:
             self.app.push_screen(CardScreen(self.diagnose.cards[choice.fault]))
 
+    def action_filter(self) -> None:
+        """Ask for the words that a fault must have."""
+        hint = "words of id, title or category; empty: all"
+        self.app.push_screen(AskScreen("Show only", self._filter, hint, self._no_match), self._filtered)
+
+    def _no_match(self, value: str) -> str:
+        kept, self._filter = self._filter, value
+        found, self._filter = self._listed, kept
+        return "" if found or not self._plan.choices else f"no candidate has {value!r}"
+
+    def _filtered(self, value: str | None) -> None:
+        if value is not None:
+            self._filter = value
+            self._fill()
+
+    def action_strength(self) -> None:
+        """Ask for the strength of the fault under the cursor."""
+        choice = self._current()
+        if choice is None:
+            return
+        parameters = self.diagnose.cards[choice.fault].parameters
+        scaled = [p for p in parameters if p.scaling != "none"]
+        if not scaled:
+            self.notify("This fault has no strength: it is there or it is not.", markup=False)
+            return
+        means = "; ".join(f"{p.name} {number(p.default)} {p.unit}".strip() for p in scaled)
+        self.app.push_screen(
+            AskScreen(
+                f"Strength of {choice.fault}",
+                number(self._strength(choice)),
+                f"a multiple of the default ({means}), above 0",
+                lambda value: _number_between(value, 0.0, MAX_STRENGTH),
+            ),
+            lambda value: self._strengthened(choice, value),
+        )
+
+    def _strengthened(self, choice: Choice, value: str | None) -> None:
+        if value is not None:
+            self._strengths[choice.fault] = float(value)
+            self._marked.add(choice.fault)
+            self._count()
+
     def action_seeds(self) -> None:
-        """Go to the seeds field."""
-        self.query_one("#seeds").focus()
+        """Ask for the number of seeds."""
+        hint = f"a whole number from 1 to {MAX_SEEDS}: more seeds, firmer evidence"
+        self.app.push_screen(
+            AskScreen("Seeds of every replay", str(self._seeds), hint, _seeds_problem), self._seeded
+        )
 
-    def on_input_changed(self, _: Input.Changed) -> None:
-        """Recount."""
-        self._count()
+    def _seeded(self, value: str | None) -> None:
+        if value is not None:
+            self._seeds = int(value)
+            self._count()
 
-    def on_input_submitted(self, _: Input.Submitted) -> None:
-        """Take the number and go back to the table."""
-        self.query_one("#seeds", Input).value = str(self.seeds)
-        self.query_one(DataTable).focus()
+    def action_budget(self) -> None:
+        """Ask for the time limit."""
+        self.app.push_screen(
+            AskScreen(
+                "Seconds that the replays may take",
+                number(self._budget_s),
+                "0: no limit; what does not fit is listed as not tried",
+                lambda value: "" if value == "0" else _number_between(value, 0.0, 1e7),
+            ),
+            self._budgeted,
+        )
+
+    def _budgeted(self, value: str | None) -> None:
+        if value is not None:
+            self._budget_s = float(value)
+            self._count()
 
     def action_back(self) -> None:
         """Back to the symptoms."""
@@ -193,13 +272,14 @@ class CandidatesScreen(Screen[None]):
     def _start(self) -> None:
         self._starting = True
         faults = tuple(choice.fault for choice in self._plan.choices if choice.fault in self._marked)
+        strengths = {fault: self._strengths[fault] for fault in faults if fault in self._strengths}
         self.query_one(Message).say("Starting …")
-        self._launch(faults, self.seeds)
+        self._launch(Order(faults, self._seeds, strengths, self._budget_s))
 
     @work(thread=True, exclusive=True, group="launch")
-    def _launch(self, faults: tuple[str, ...], seeds: int) -> None:
+    def _launch(self, order: Order) -> None:
         try:
-            launched = self.diagnose.backend.start(self._plan, faults, seeds)
+            launched = self.diagnose.backend.start(self._plan, order)
         except (DiagnoseError, OSError) as error:
             self.app.call_from_thread(self._failed, error)
             return
@@ -212,3 +292,17 @@ class CandidatesScreen(Screen[None]):
     def _launched(self, launched: Launched) -> None:
         self._starting = False
         self.diagnose.show_run(launched)
+
+
+def _number_between(value: str, low: float, high: float) -> str:
+    """Say what is wrong with a text that should be a number above `low` and up to `high`."""
+    try:
+        fits = low < float(value) <= high
+    except ValueError:
+        fits = False
+    return "" if fits else f"a number above {number(low)} and up to {number(high)} is wanted, not {value!r}"
+
+
+def _seeds_problem(value: str) -> str:
+    fits = value.isdecimal() and 1 <= int(value) <= MAX_SEEDS
+    return "" if fits else f"a whole number from 1 to {MAX_SEEDS} is wanted, not {value!r}"

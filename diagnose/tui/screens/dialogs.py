@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 from textual.app import ComposeResult
@@ -9,7 +12,7 @@ from textual.binding import Binding
 from textual.containers import Vertical, VerticalScroll
 from textual.events import Key
 from textual.screen import ModalScreen
-from textual.widgets import Footer, OptionList, Static
+from textual.widgets import Footer, Input, OptionList, Static
 from textual.widgets.option_list import Option
 
 from diagnose.report.text import literal, number
@@ -67,6 +70,29 @@ class CardScreen(ModalScreen[None]):
         yield Footer()
 
 
+class TextScreen(ModalScreen[None]):
+    """Something to read: a text or a table, from the top or from its end."""
+
+    BINDINGS = [_CLOSE]  # noqa: RUF012
+
+    def __init__(self, title: str, content: RenderableType, *, end: bool = False) -> None:
+        """Make the window; `content` holds literal texts alone. With `end` it starts at the last line."""
+        super().__init__()
+        self._title, self._content, self._end = title, content, end
+
+    def compose(self) -> ComposeResult:
+        """Lay out the text."""
+        with VerticalScroll(classes="dialog") as box:
+            box.border_title = Text(literal(self._title, 70))
+            yield Static(self._content)
+        yield Footer()
+
+    def on_mount(self) -> None:
+        """Go where reading starts."""
+        if self._end:
+            self.query_one(VerticalScroll).scroll_end(animate=False)
+
+
 class ConfirmScreen(ModalScreen[bool]):
     """A question with the consequences spelt out; anything but `y` means no."""
 
@@ -94,6 +120,48 @@ class ConfirmScreen(ModalScreen[bool]):
     def action_answer(self, yes: bool) -> None:
         """Close with the answer."""
         self.dismiss(yes)
+
+
+class AskScreen(ModalScreen[str | None]):
+    """One value; enter takes it, and a value that makes no sense is said instead of taken."""
+
+    BINDINGS = [  # noqa: RUF012
+        Binding("escape", "dismiss", "Cancel", key_display="esc", tooltip="Leave it as it is", id="cancel"),
+    ]
+
+    def __init__(self, title: str, value: str, hint: str, check: Callable[[str], str]) -> None:
+        """Make the window.
+
+        Args:
+            title: What is asked.
+            value: What is in force now.
+            hint: What may be typed.
+            check: Value → what is wrong with it, "" when nothing is.
+        """
+        super().__init__()
+        self._title, self._value, self._hint, self._check = title, value, hint, check
+
+    def compose(self) -> ComposeResult:
+        """Lay out the field."""
+        with Vertical(classes="dialog") as box:
+            box.border_title = Text(literal(self._title, 70))
+            yield Input(self._value, id="answer", compact=True)
+            yield Static(Text(literal(self._hint)), id="hint")
+            yield Static(Text("enter takes it, esc leaves it as it is", "dim"))
+        yield Footer()
+
+    def on_mount(self) -> None:
+        """Start in the field."""
+        self.query_one(Input).focus()
+
+    def on_input_submitted(self, event: Input.Submitted) -> None:
+        """Take the value, or say what is wrong with it."""
+        event.stop()
+        value = event.value.strip()
+        if problem := self._check(value):
+            self.query_one("#hint", Static).update(Text(literal(problem), "bold red"))
+        else:
+            self.dismiss(value)
 
 
 class PickScreen(ModalScreen[str | None]):

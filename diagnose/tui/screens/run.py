@@ -1,4 +1,4 @@
-"""Third screen: watch a run folder, live or long finished, and read its verdict."""
+"""Fourth screen: watch a run folder, live or long finished, and read its verdict."""
 
 from __future__ import annotations
 
@@ -20,14 +20,17 @@ from diagnose.curves import Curves
 from diagnose.errors import DiagnoseError
 from diagnose.report import reports
 from diagnose.report.junit import to_junit
+from diagnose.report.proxy import proxy_view
 from diagnose.report.text import literal, number
 from diagnose.report.words import best, metric_title, replay_name
+from diagnose.scoring import MANIFEST
 from diagnose.store import read_json, write_text
 from diagnose.tui.chart import OverlayChart, drawn_curves
 from diagnose.tui.follow import Follower
-from diagnose.tui.launch import Launched
+from diagnose.tui.logtail import literal_lines, log_files, tail_text
 from diagnose.tui.model import RunRow, Snapshot
-from diagnose.tui.screens.dialogs import ConfirmScreen, PickScreen
+from diagnose.tui.plan import Launched
+from diagnose.tui.screens.dialogs import ConfirmScreen, PickScreen, TextScreen
 from diagnose.tui.screens.verdict import VerdictPane
 from diagnose.tui.widgets import Crumbs, Message
 from taxonomy.metrics import METRIC_BY_NAME
@@ -67,6 +70,10 @@ class RunScreen(Screen[None]):
             id="metric-last",
         ),
         Binding("e", "export", "Export", tooltip="Write a report file into the run folder", id="export"),
+        Binding(
+            "x", "proxy", "Proxy", tooltip="Show what the proxy was cut from and what it kept", id="proxy"
+        ),
+        Binding("l", "log", "Log", tooltip="Show what runner and workers said", id="log"),
         Binding("s", "stop", "Stop", tooltip="Stop the run; what is done is kept", id="stop"),
         Binding("u", "resume", "Resume", tooltip="Do what is missing, and score", id="resume"),
         Binding("escape", "leave", "Leave", key_display="esc", tooltip="Leave; the run goes on", id="leave"),
@@ -98,7 +105,7 @@ class RunScreen(Screen[None]):
 
     def compose(self) -> ComposeResult:
         """Lay out the screen."""
-        yield Crumbs(2)
+        yield Crumbs(3)
         yield Static(id="stages", markup=False)
         yield Message(id="status")
         with Container(id="panes"):
@@ -341,13 +348,34 @@ class RunScreen(Screen[None]):
         except OSError as error:
             self.app.call_from_thread(self._tell, f"Not written: {error}", "error")
             return
-        self.app.call_from_thread(self._tell, f"Written: {path}", "information")
+        self.app.call_from_thread(self.app.copy_to_clipboard, str(path))
+        self.app.call_from_thread(self._tell, f"Written, and its path copied: {path}", "information")
 
     def _tell(self, text: str, severity: str) -> None:
         """Show a notice, and keep what it says in the verdict pane."""
         error = severity == "error"
         self.notify(literal(text), severity="error" if error else "information", markup=False, timeout=8)
         self.query_one(VerdictPane).note(text)
+
+    def action_proxy(self) -> None:
+        """Show the proxy's manifest."""
+        manifest = read_json(self._launched.folder.proxy / MANIFEST)
+        if isinstance(manifest, dict):
+            self.app.push_screen(TextScreen("Proxy", proxy_view(manifest)))
+        else:
+            self.notify("The proxy is not built yet.", markup=False)
+
+    def action_log(self) -> None:
+        """Show the notes, then the end of each log file of the run folder."""
+        text = Text()
+        for note in self._snapshot.view.notes:
+            text.append(f"{literal(note.text)} {literal(note.mend)}".rstrip() + "\n")
+        for path in log_files(self._launched.folder.path):
+            text.append(f"\n{path.name}\n", "bold")
+            text.append(literal_lines(tail_text(path)) or "(empty)\n")
+        self.app.push_screen(
+            TextScreen("Log", text if text.plain else Text("Nothing was said yet."), end=True)
+        )
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         """Hide stop or resume, and grey out the export, when they make no sense at the moment."""

@@ -1,24 +1,21 @@
-"""First screen: open a playbook or a past run, and say what is wrong."""
+"""Second screen: what is wrong. The log's own answer is marked; the engineer may disagree."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from rich.text import Text
 from textual import work
 from textual.app import ComposeResult
 from textual.binding import Binding
-from textual.containers import Horizontal, Vertical
+from textual.containers import Container, Vertical, VerticalScroll
 from textual.screen import Screen
-from textual.widgets import Footer, Input, OptionList, Tree
-from textual.widgets.option_list import Option
+from textual.widgets import Footer, Static, Tree
 from textual.widgets.tree import TreeNode
 
 from diagnose.errors import DiagnoseError
 from diagnose.report.text import literal
-from diagnose.store import RunFolder
-from diagnose.tui.launch import Launched, PastRun, Plan, PlaybookEntry
+from diagnose.tui.plan import Plan, Seen
 from diagnose.tui.screens.candidates import CandidatesScreen
 from diagnose.tui.widgets import Crumbs, Message
 from taxonomy.categories import CATEGORIES, Category
@@ -28,30 +25,39 @@ from taxonomy.symptoms import SYMPTOM_BY_ID, SYMPTOMS, Symptom
 if TYPE_CHECKING:
     from diagnose.tui.app import DiagnoseApp
 
+PANES = ("tree", "curve", "context")
+_PANES = Binding.Group("Panes", compact=True)
+
 
 class SymptomScreen(Screen[None]):
-    """Playbooks and past runs on the left, the four categories with their symptoms on the right."""
+    """The four categories as a tree, the curve of the symptom under the cursor, and what is known besides."""
 
     BINDINGS = [  # noqa: RUF012
+        Binding("1", "pane('tree')", "Symptoms", tooltip="Show the symptoms", id="pane-tree", group=_PANES),
+        Binding("2", "pane('curve')", "Curve", tooltip="Show the curve", id="pane-curve", group=_PANES),
         Binding(
-            "o", "open_path", "Open file", tooltip="Type the path of a playbook or of a run folder", id="open"
+            "3",
+            "pane('context')",
+            "Context",
+            tooltip="Show what is ruled out, and what to do now",
+            id="pane-context",
+            group=_PANES,
         ),
         Binding(
             "c",
             "candidates",
             "Candidates",
-            tooltip="Go on to the candidates for the marked symptom",
+            tooltip="Go on to the candidates of the symptom under the cursor",
             id="candidates",
         ),
-        Binding("f5", "reload", "Reload", tooltip="Look for playbooks and past runs again", id="reload"),
+        Binding("escape", "back", "Back", key_display="esc", tooltip="Back to the first screen", id="back"),
     ]
 
-    def __init__(self) -> None:
-        """Make the screen."""
+    def __init__(self, plan: Plan) -> None:
+        """Make the screen for a playbook that was read."""
         super().__init__()
-        self._playbooks: tuple[PlaybookEntry, ...] = ()
-        self._runs: tuple[PastRun, ...] = ()
-        self._plan: Plan | None = None
+        self._plan = plan
+        self._shown = ""
 
     @property
     def diagnose(self) -> DiagnoseApp:
@@ -60,20 +66,24 @@ class SymptomScreen(Screen[None]):
 
     def compose(self) -> ComposeResult:
         """Lay out the screen."""
-        yield Crumbs(0)
-        with Horizontal(id="columns"):
-            with Vertical(id="sources-box", classes="panel") as box:
-                box.border_title = "Start from"
-                yield Input(placeholder="path of a playbook or run folder", id="path", compact=True)
-                yield OptionList(id="sources", markup=False)
-            with Vertical(id="symptoms-box", classes="panel") as box:
-                box.border_title = "What is wrong"
+        from diagnose.tui.chart import OverlayChart
+
+        yield Crumbs(1)
+        with Container(id="panes", classes="symptom-panes"):
+            with Vertical(id="tree", classes="panel pane -active") as box:
+                box.border_title = "1 What is wrong"
                 yield Tree("symptoms", id="symptoms")
+            with Vertical(id="curve", classes="panel pane") as box:
+                box.border_title = "2 Curve"
+                yield OverlayChart()
+            with VerticalScroll(id="context", classes="panel pane") as box:
+                box.border_title = "3 Context"
+                yield Static(id="context-text")
         yield Message(id="detail", classes="panel")
         yield Footer(show_command_palette=False)
 
     def on_mount(self) -> None:
-        """Fill the tree and start looking for playbooks and runs."""
+        """Fill the tree, mark the symptom in force."""
         tree: Tree[Category | Symptom] = self.query_one("#symptoms", Tree)
         tree.show_root = False
         tree.guide_depth = 2
@@ -81,155 +91,152 @@ class SymptomScreen(Screen[None]):
             branch = tree.root.add(Text(category.title), category, expand=True)
             for symptom in SYMPTOMS:
                 if symptom.category == category.id:
-                    branch.add_leaf(Text(symptom.title), symptom)
-        self.query_one("#sources").focus()
-        self._welcome()
-        self._load()
+                    branch.add_leaf(self._label(symptom), symptom)
+        tree.focus()
+        self.call_after_refresh(
+            self._take, self._plan
+        )  # a tree has lines, and so a cursor, once it is laid out
 
-    def on_screen_resume(self) -> None:
-        """Look again at past runs when the user comes back from one."""
-        self._load()
+    def _label(self, symptom: Symptom) -> Text:
+        """Return a leaf: ● for the symptom in force, ◆ for others that the log shows, with onset."""
+        seen = self._plan.seen.get(symptom.id)
+        marked = symptom.id == self._plan.symptom
+        sign = "● " if marked else "◆ " if seen else ""
+        onset = f"  from step {_interval(seen)}" if seen and seen.onset else ""
+        return Text.assemble(
+            (sign, "bold"), (symptom.title, "bold" if marked or seen else ""), (onset, "dim")
+        )
 
-    def action_reload(self) -> None:
-        """Look for playbooks and runs again."""
-        self._load()
-
-    def action_open_path(self) -> None:
-        """Go to the path field."""
-        self.query_one("#path").focus()
-
-    def action_candidates(self) -> None:
-        """Go on with the marked symptom."""
-        if self._plan is None:
-            self.query_one(Message).say(
-                "Pick a playbook first: it says where the logs and the checkpoint are.", "warn"
-            )
-        else:
-            self.app.push_screen(CandidatesScreen(self._plan))
-
-    @work(thread=True, exclusive=True, group="sources")
-    def _load(self) -> None:
-        try:
-            playbooks, runs = self.diagnose.backend.playbooks(), self.diagnose.backend.past_runs()
-        except (DiagnoseError, OSError) as error:
-            self.app.call_from_thread(self.query_one(Message).fail, error)
-            return
-        self.app.call_from_thread(self._fill, playbooks, runs)
-
-    def _fill(self, playbooks: tuple[PlaybookEntry, ...], runs: tuple[PastRun, ...]) -> None:
-        if (playbooks, runs) == (self._playbooks, self._runs):
-            return
-        self._playbooks, self._runs = playbooks, runs
-        sources = self.query_one("#sources", OptionList)
-        sources.clear_options()
-        sources.add_option(Option(Text("Playbooks", "bold"), disabled=True))
-        for index, entry in enumerate(playbooks):
-            sources.add_option(Option(_entry(entry.name, entry.symptom), id=f"playbook-{index}"))
-        sources.add_option(Option(Text("Past runs" if runs else "No past runs", "bold"), disabled=True))
-        for index, past in enumerate(runs):
-            sources.add_option(Option(_entry(past.path.name, past.state), id=f"run-{index}"))
-        sources.highlighted = 1 if playbooks else None
-
-    def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:
-        """Open the picked playbook or run."""
-        kind, _, index = (event.option.id or "").partition("-")
-        if kind == "playbook":
-            self._read(self._playbooks[int(index)].path)
-        elif kind == "run":
-            self.diagnose.show_run(Launched(RunFolder(self._runs[int(index)].path)))
-
-    def on_input_submitted(self, event: Input.Submitted) -> None:
-        """Open what was typed: a run folder by its session, everything else as a playbook."""
-        text = event.value.strip()
-        if not text:
-            return
-        path = Path(text).expanduser()
-        if (path / "session.json").is_file():
-            self.diagnose.show_run(Launched(RunFolder(path.resolve())))
-        else:
-            self._read(path)
-
-    @work(thread=True, exclusive=True, group="plan")
-    def _read(self, path: Path, symptom: str | None = None) -> None:
-        """Read a playbook; `symptom` is what the engineer picked instead of the playbook's."""
-        self.app.call_from_thread(self.query_one(Message).say, f"Reading {path} …")
-        try:
-            plan = self.diagnose.backend.plan(path, symptom)
-        except (DiagnoseError, OSError) as error:
-            self.app.call_from_thread(self.query_one(Message).fail, error)
-            return
-        self.app.call_from_thread(self._take, plan, symptom is not None)
-
-    def _take(self, plan: Plan, go_on: bool) -> None:
-        """Mark the plan's symptom in the tree, and go on when the engineer has already confirmed it."""
+    def _take(self, plan: Plan) -> None:
+        """Show a plan: its symptom in the tree, what is known besides."""
         self._plan = plan
         tree: Tree[Category | Symptom] = self.query_one("#symptoms", Tree)
         for node in _leaves(tree):
             assert isinstance(node.data, Symptom)
-            marked = node.data.id == plan.symptom
-            node.set_label(
-                Text.assemble(("● " if marked else "", "bold"), (node.data.title, "bold" if marked else ""))
-            )
-            if marked:
+            node.set_label(self._label(node.data))
+            if node.data.id == plan.symptom:
                 tree.move_cursor(node)
-        title = SYMPTOM_BY_ID[plan.symptom].title if plan.symptom in SYMPTOM_BY_ID else plan.symptom
+        if plan.symptom not in SYMPTOM_BY_ID:
+            self._say_none()
+        self.query_one("#context-text", Static).update(context_view(plan))
+        self._show_curve(plan.symptom)
+
+    def _say_none(self) -> None:
         self.query_one(Message).say(
-            f"{plan.name}: {title}.",
-            "head",
-            *plan.facts,
-            "enter goes on with the symptom under the cursor; pick another one if you disagree.",
+            "The log shows no symptom that is known here.",
+            "warn",
+            *self._plan.facts,
+            "Pick one yourself if you see one, or c for every fault.",
         )
-        if go_on:
-            self.app.push_screen(CandidatesScreen(plan))
+
+    def action_pane(self, name: str) -> None:
+        """Show a pane (on a narrow terminal instead of the others) and put the focus into it."""
+        for pane in PANES:
+            self.query_one(f"#{pane}").set_class(pane == name, "-active")
+        if name == "tree":
+            self.query_one("#symptoms").focus()
+        elif name == "context":
+            self.query_one("#context").focus()
         else:
-            tree.focus()
+            self.set_focus(None)
+
+    def action_back(self) -> None:
+        """Back to the first screen."""
+        self.app.pop_screen()
+
+    def action_candidates(self) -> None:
+        """Go on with the symptom under the cursor."""
+        node = self.query_one("#symptoms", Tree).cursor_node
+        self._go_on(node.data if node is not None else None)
 
     def on_tree_node_selected(self, event: Tree.NodeSelected[Category | Symptom]) -> None:
         """Go on with the symptom that was picked."""
-        symptom = event.node.data
-        if not isinstance(symptom, Symptom):
-            return
-        if self._plan is None:
-            self._explain(symptom, "Pick a playbook on the left to go on: it says where the logs are.")
-        elif symptom.id == self._plan.symptom:
+        if isinstance(event.node.data, Symptom):
+            self._go_on(event.node.data)
+
+    def _go_on(self, symptom: Category | Symptom | None) -> None:
+        if not isinstance(symptom, Symptom) or symptom.id == self._plan.symptom:
             self.app.push_screen(CandidatesScreen(self._plan))
         else:
-            self._read(self._plan.path, symptom.id)
+            self._read(symptom.id)
+
+    @work(thread=True, exclusive=True, group="plan")
+    def _read(self, symptom: str) -> None:
+        """Plan for the symptom that the engineer picked instead of the playbook's."""
+        message = self.query_one(Message)
+        try:
+            plan = self.diagnose.backend.plan(self._plan.path, symptom)
+        except (DiagnoseError, OSError) as error:
+            self.app.call_from_thread(message.fail, error)
+            return
+        self.app.call_from_thread(self._picked, plan)
+
+    def _picked(self, plan: Plan) -> None:
+        self._take(plan)
+        self.app.push_screen(CandidatesScreen(plan))
 
     def on_tree_node_highlighted(self, event: Tree.NodeHighlighted[Category | Symptom]) -> None:
-        """Explain what is under the cursor, while somebody is looking there."""
-        if not self.query_one("#symptoms").has_focus:
-            return
+        """Explain what is under the cursor, and draw its curve."""
         data = event.node.data
         if isinstance(data, Symptom):
-            if self._plan is None or data.id != self._plan.symptom:
-                self._explain(data)
-            else:
-                self.query_one(Message).say(
-                    f"{data.title}.", "head", *self._plan.facts, "enter goes on with it."
-                )
+            self._explain(data)
+            self._show_curve(data.id)
         elif isinstance(data, Category):
             self.query_one(Message).say(
                 data.title, "head", f"Symptoms: {data.symptoms}", f"Causes: {data.causes}"
             )
 
-    def _explain(self, symptom: Symptom, hint: str = "") -> None:
+    def _explain(self, symptom: Symptom) -> None:
+        plan = self._plan
         metric = METRIC_BY_NAME[symptom.metric]
         way = "▲ up" if symptom.direction == "up" else "▼ down"
-        self.query_one(Message).say(
-            f"{symptom.title}.", "head", f"Seen best in {metric.title} ({metric.name}), {way}.", hint
+        seen = plan.seen.get(symptom.id)
+        if seen:
+            onset = f", from step {_interval(seen)}" if seen.onset else ""
+            shows = f"The log shows it: {seen.evidence}{onset}."
+        else:
+            shows = f"Seen best in {metric.title} ({metric.name}), {way}."
+            shows += "" if symptom.id == plan.symptom or not plan.seen else " The log does not show it."
+        disagree = "enter takes it instead of the one marked ●, if you disagree."
+        hint = "enter goes on with it; 3 shows the setting." if symptom.id == plan.symptom else disagree
+        self.query_one(Message).say(f"{symptom.title}.", "head", shows, hint)
+
+    def _show_curve(self, symptom_id: str) -> None:
+        """Draw the metric of a symptom, with the band in which the log's onset lies."""
+        from diagnose.tui.chart import OverlayChart
+
+        symptom = SYMPTOM_BY_ID.get(symptom_id)
+        if symptom is None or self._plan.evidence is None or symptom_id == self._shown:
+            return
+        self._shown = symptom_id
+        seen = self._plan.seen.get(symptom_id)
+        self.query_one(OverlayChart).show(
+            self._plan.evidence, None, symptom.metric, seen.onset if seen else None
         )
-
-    def _welcome(self) -> None:
-        self.query_one(Message).say(
-            "Start from a playbook (a description of the incident) or look at a past run.",
-            "head",
-            "enter opens what is under the cursor, tab moves on, ? shows all keys.",
-        )
+        title = METRIC_BY_NAME[symptom.metric].title
+        self.query_one("#curve").border_title = Text(f"2 Curve: {title}")
 
 
-def _entry(name: str, note: str) -> Text:
-    return Text.assemble(f" {literal(name, 60)}", ("\n  " + literal(note, 60), "dim"))
+def _interval(seen: Seen) -> str:
+    assert seen.onset is not None
+    low, high = seen.onset
+    return f"{low}" if low == high else f"{low}–{high}"
+
+
+def context_view(plan: Plan) -> Text:
+    """Return what is known besides the symptom: what to do now, what is ruled out, the setting."""
+    text = Text()
+    sections = (
+        ("Do this now", plan.advice),
+        ("Ruled out", tuple(f"{title}: {why}" for title, why in plan.ruled_out)),
+        ("Setting", plan.facts),
+    )
+    for title, lines in sections:
+        if lines:
+            text.append(f"{title}\n", "bold")
+            for line in lines:
+                text.append(f"• {literal(line)}\n")
+    return text if text.plain else Text("Nothing more is known.", "dim")
 
 
 def _leaves(tree: Tree[Category | Symptom]) -> list[TreeNode[Category | Symptom]]:

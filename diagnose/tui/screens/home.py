@@ -1,0 +1,217 @@
+"""First screen: open a log, a playbook or a past run."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+from rich.text import Text
+from textual import work
+from textual.app import ComposeResult
+from textual.binding import Binding
+from textual.containers import Vertical
+from textual.screen import Screen
+from textual.suggester import Suggester
+from textual.widgets import Footer, Input, OptionList
+from textual.widgets.option_list import Option
+
+from diagnose.errors import DiagnoseError
+from diagnose.report.text import literal
+from diagnose.store import RunFolder
+from diagnose.tui.plan import Incident, Launched, PastRun, Plan, PlaybookEntry
+from diagnose.tui.screens.incident import IncidentScreen, PasteScreen
+from diagnose.tui.screens.symptom import SymptomScreen
+from diagnose.tui.widgets import Crumbs, Message
+
+if TYPE_CHECKING:
+    from diagnose.tui.app import DiagnoseApp
+
+PLAYBOOK_SUFFIXES = (".yaml", ".yml")
+
+
+class PathSuggester(Suggester):
+    """Completes a path to the only or the first entry of its folder that begins like it."""
+
+    def __init__(self) -> None:
+        """Make the suggester; folders change, so nothing is cached."""
+        super().__init__(use_cache=False, case_sensitive=True)
+
+    async def get_suggestion(self, value: str) -> str | None:
+        """Return the completed text, None where nothing begins like it."""
+        typed = os.path.expanduser(value)  # noqa: PTH111  (a trailing slash must stay)
+        folder, _, start = typed.rpartition("/")
+        if not value:
+            return None
+        try:
+            names = sorted(
+                entry.name + ("/" if entry.is_dir() else "")
+                for entry in os.scandir(folder + "/" if "/" in typed else ".")
+                if entry.name.startswith(start) and (start or not entry.name.startswith("."))
+            )
+        except OSError:
+            return None
+        return value + names[0][len(start) :] if names and len(names[0]) > len(start) else None
+
+
+class HomeScreen(Screen[None]):
+    """One field for a path, and lists of what there is: playbooks, logs opened lately, past runs."""
+
+    BINDINGS = [  # noqa: RUF012
+        Binding(
+            "o", "open_path", "Open", tooltip="Type the path of a log, playbook or run folder", id="open"
+        ),
+        Binding("v", "paste", "Paste", tooltip="Paste a piece of a log", id="paste"),
+        Binding("f5", "reload", "Reload", tooltip="Look for playbooks, logs and runs again", id="reload"),
+    ]
+
+    def __init__(self) -> None:
+        """Make the screen."""
+        super().__init__()
+        self._playbooks: tuple[PlaybookEntry, ...] = ()
+        self._logs: tuple[Path, ...] = ()
+        self._runs: tuple[PastRun, ...] = ()
+        self._filled = False
+
+    @property
+    def diagnose(self) -> DiagnoseApp:
+        """The application."""
+        return cast("DiagnoseApp", self.app)
+
+    def compose(self) -> ComposeResult:
+        """Lay out the screen."""
+        yield Crumbs(0)
+        with Vertical(id="sources-box", classes="panel") as box:
+            box.border_title = "Start from"
+            yield Input(
+                placeholder="path of a log, a playbook or a run folder: → completes, enter opens",
+                id="path",
+                compact=True,
+                suggester=PathSuggester(),
+            )
+            yield OptionList(id="sources", markup=False)
+        yield Message(id="detail", classes="panel")
+        yield Footer(show_command_palette=False)
+
+    def on_mount(self) -> None:
+        """Start looking for what can be opened."""
+        self.query_one("#sources").focus()
+        self._welcome()
+        self._load()
+
+    def on_screen_resume(self) -> None:
+        """Look again when the user comes back."""
+        self._load()
+
+    def action_reload(self) -> None:
+        """Look for playbooks, logs and runs again."""
+        self._load()
+
+    def action_open_path(self) -> None:
+        """Go to the path field."""
+        self.query_one("#path").focus()
+
+    def action_paste(self) -> None:
+        """Take a piece of a log from the clipboard."""
+        self.app.push_screen(PasteScreen(), self._pasted)
+
+    def _pasted(self, text: str | None) -> None:
+        if text:
+            self._keep(text)
+
+    @work(thread=True, exclusive=True, group="paste")
+    def _keep(self, text: str) -> None:
+        try:
+            path = self.diagnose.backend.keep_pasted(text)
+        except (DiagnoseError, OSError) as error:
+            self.app.call_from_thread(self.query_one(Message).fail, error)
+            return
+        self.app.call_from_thread(self.ask_incident, path)
+
+    @work(thread=True, exclusive=True, group="sources")
+    def _load(self) -> None:
+        backend = self.diagnose.backend
+        try:
+            found = backend.playbooks(), backend.recent_logs(), backend.past_runs()
+        except (DiagnoseError, OSError) as error:
+            self.app.call_from_thread(self.query_one(Message).fail, error)
+            return
+        self.app.call_from_thread(self._fill, *found)
+
+    def _fill(
+        self, playbooks: tuple[PlaybookEntry, ...], logs: tuple[Path, ...], runs: tuple[PastRun, ...]
+    ) -> None:
+        if self._filled and (playbooks, logs, runs) == (self._playbooks, self._logs, self._runs):
+            return
+        self._playbooks, self._logs, self._runs, self._filled = playbooks, logs, runs, True
+        sources = self.query_one("#sources", OptionList)
+        sources.clear_options()
+        sources.add_option(Option(Text("Playbooks", "bold"), disabled=True))
+        for index, entry in enumerate(playbooks):
+            sources.add_option(Option(_entry(entry.name, entry.symptom), id=f"playbook-{index}"))
+        if logs:
+            sources.add_option(Option(Text("Logs opened lately", "bold"), disabled=True))
+        for index, log in enumerate(logs):
+            sources.add_option(Option(_entry(log.name, str(log.parent)), id=f"log-{index}"))
+        sources.add_option(Option(Text("Past runs" if runs else "No past runs", "bold"), disabled=True))
+        for index, past in enumerate(runs):
+            sources.add_option(Option(_entry(past.path.name, past.state), id=f"run-{index}"))
+        sources.highlighted = 1 if playbooks or logs or runs else None
+
+    def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:
+        """Open the picked playbook, log or run."""
+        kind, _, index = (event.option.id or "").partition("-")
+        if kind == "playbook":
+            self._read(self._playbooks[int(index)].path)
+        elif kind == "log":
+            self.ask_incident(self._logs[int(index)])
+        elif kind == "run":
+            self.diagnose.show_run(Launched(RunFolder(self._runs[int(index)].path)))
+
+    def on_input_submitted(self, event: Input.Submitted) -> None:
+        """Open what was typed: a run folder by its session, a playbook by its suffix, everything else as a log."""
+        text = event.value.strip()
+        if not text:
+            return
+        path = Path(text).expanduser()
+        if (path / "session.json").is_file():
+            self.diagnose.show_run(Launched(RunFolder(path.resolve())))
+        elif path.suffix in PLAYBOOK_SUFFIXES or not path.exists():
+            self._read(path)
+        else:
+            self.ask_incident(path)
+
+    def ask_incident(self, log: Path) -> None:
+        """Ask what there is beside a log, then go on with it."""
+        self.app.push_screen(IncidentScreen(log, PathSuggester()), self._incident)
+
+    def _incident(self, incident: Incident | None) -> None:
+        if incident is not None:
+            self._read(incident.faulty, incident)
+
+    @work(thread=True, exclusive=True, group="plan")
+    def _read(self, path: Path, incident: Incident | None = None) -> None:
+        """Read a playbook, or make one for a log and read that."""
+        backend, message = self.diagnose.backend, self.query_one(Message)
+        self.app.call_from_thread(message.say, f"Reading {path} …")
+        try:
+            plan = backend.plan(path if incident is None else backend.playbook_for(incident))
+        except (DiagnoseError, OSError) as error:
+            self.app.call_from_thread(message.fail, error)
+            return
+        self.app.call_from_thread(self._show, plan)
+
+    def _show(self, plan: Plan) -> None:
+        self._welcome()
+        self.app.push_screen(SymptomScreen(plan))
+
+    def _welcome(self) -> None:
+        self.query_one(Message).say(
+            "Start from the log of the run that went wrong, from a playbook, or look at a past run.",
+            "head",
+            "enter opens what is under the cursor, o types a path, v pastes, ? shows all keys.",
+        )
+
+
+def _entry(name: str, note: str) -> Text:
+    return Text.assemble(f" {literal(name, 60)}", (f"  {literal(note, 60)}", "dim"))
