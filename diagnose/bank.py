@@ -4,7 +4,7 @@
           runs/<key>/{spec.json, metrics.jsonl, outcome.json}
 
 A run is there when its `outcome.json` is; whoever fills the bank can be killed at any time and loses only the
-runs in flight. A run that says no (a refused injection) is an outcome like any other; one whose worker died is not.
+runs in flight. A run that says no (a refused injection) is an outcome like any other; one that broke is not.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Progress:
     Attributes:
         done: Runs that came to an end in this call.
         total: Runs that this call is to make.
-        failed: Of `done`, those whose worker died or whose run failed.
+        failed: Of `done`, those that broke or said no.
         left_s: Expected seconds to the end, by the wall time so far; None before the first end.
         cpu_s: CPU seconds of the finished runs.
     """
@@ -72,7 +72,8 @@ class Filled:
         made: Runs that were made.
         there: Runs that were there before.
         left_out: Runs that the time limit cut off.
-        died: Key → why, for runs whose worker died; another call tries them again.
+        died: Key → why, for runs that broke (their worker died, or met an error of its own); another call tries
+            them again.
     """
 
     made: int
@@ -212,9 +213,6 @@ class Bank:
                         if not isinstance(event, Done | Failed):
                             continue
                         outcome = self.outcome(event.id)
-                        if outcome is None and isinstance(event, Failed) and not event.died:
-                            outcome = RunOutcome("failed", event.reason)
-                            write_json(self.folder(event.id) / "outcome.json", asdict(outcome))
                         if outcome is None:
                             died[event.id] = event.reason if isinstance(event, Failed) else "no outcome"
                         ended += 1

@@ -67,6 +67,15 @@ def _matching(proxy_hash: str, recipe: str) -> Iterator[Path]:
             yield path
 
 
+def shipped_calibration(proxy_hash: str, recipe: str) -> Calibration | None:
+    """Return the shipped calibration of a proxy and a recipe, None where there is none; the user's own don't count."""
+    for path in sorted(shipped_folder().glob("*.npz")):
+        found = Calibration.load(path)
+        if (found.proxy_hash, found.recipe_hash) == (proxy_hash, recipe):
+            return found
+    return None
+
+
 def calibration_of_original(model_hash: str, recipe: str) -> Calibration | None:
     """Return a calibration on file whose original seeds are of a model and a recipe, None where there is none."""
     if not model_hash:

@@ -89,14 +89,24 @@ def explain(error: Exception) -> tuple[str, str, ExitCode]:
 def _default(
     context: typer.Context,
     version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+    serve: Annotated[bool, typer.Option("--serve", help="Show the screen in a browser instead.")] = False,
+    host: Annotated[str, typer.Option("--host", help="Address that --serve listens on.")] = "localhost",
+    port: Annotated[int, typer.Option("--port", min=1, max=65535, help="Port of --serve.")] = 8000,
 ) -> None:
     """Without a command: the screen."""
     if version:
         from importlib.metadata import version as installed
 
         Terminal().data(installed("rl-diagnose"))
+    elif serve:
+        from diagnose.tui.serve import serve as serve_tui
+
+        serve_tui(host, port)
+        raise typer.Exit
     elif context.invoked_subcommand is None:
-        if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        from diagnose.tui.serve import is_served
+
+        if not is_served() and not (sys.stdin.isatty() and sys.stdout.isatty()):
             raise DiagnoseError("the screen needs a terminal", "see: diagnose --help")
         from diagnose.tui.app import run as run_tui
 
@@ -294,6 +304,32 @@ def calibrate(
         terminal.json(manifest)
     else:
         terminal.say(f"wrote {out}")
+
+
+@app.command()
+def selftest(
+    quick: Annotated[bool, typer.Option("--quick", help="A smoke test: a few short runs.")] = False,
+    runs: Annotated[
+        Path | None, typer.Option("--runs", metavar="DIR", help="Where runs are kept and found again.")
+    ] = None,
+    plan: Annotated[bool, typer.Option("--plan", help="Print how many runs it takes; run nothing.")] = False,
+    limit: Annotated[
+        float, typer.Option("--limit", min=0, metavar="SECONDS", help="Start no further run after that.")
+    ] = 0.0,
+    markdown: Markdown = None,
+    workers: Workers = None,
+    json: Json = False,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+) -> None:
+    """Hide every fault in turn in the embedded original, diagnose it, and print how often that was right.
+
+    The whole test takes hours of processor time; it goes on where it was stopped.
+    """
+    from diagnose.selftest.command import Order, command, default_bank
+
+    order = Order(runs or default_bank(), quick, workers, limit, plan, markdown)
+    raise typer.Exit(command(order, terminal_for(json, quiet, verbose)))
 
 
 @app.command()

@@ -16,6 +16,12 @@ MODEL = Model("embedded:qwen3_moe", "abc")
 MODELS = {MODEL.path: MODEL}
 RECIPE = Recipe(steps=4)
 
+BROKEN = """
+import json, sys
+for line in sys.stdin:
+    print(json.dumps({"id": json.loads(line)["id"], "event": "failed", "reason": "TypeError: oh"}), flush=True)
+"""
+
 
 @pytest.fixture
 def log(tmp_path, monkeypatch):
@@ -80,6 +86,15 @@ def test_a_run_that_says_no_is_an_answer_and_not_asked_again(bank, log, monkeypa
     assert bank.outcome(key).reason == "no luck"
     monkeypatch.delenv("FAKE_FAIL")
     assert bank.fill(runs(1), MODELS).there == 1 and len(log()) == 1
+
+
+def test_a_run_that_breaks_is_no_answer(tmp_path, bank):
+    worker = tmp_path / "broken.py"
+    worker.write_text(BROKEN)
+    broken = Bank(tmp_path / "bank", 1, [sys.executable, str(worker)])
+    key = bank.key(runs(1)[0], MODEL)
+    assert broken.fill(runs(1), MODELS).died == {key: "TypeError: oh"}
+    assert bank.fill(runs(1), MODELS).made == 1
 
 
 def test_a_time_limit_leaves_out_what_it_cuts_off(bank, log, monkeypatch):
