@@ -28,12 +28,18 @@ CAPABILITIES: dict[str, tuple[Capability, ...]] = {
     "local": (
         Capability(Stage.SYNC, Form.EVENT),
         Capability(Stage.SYNC, Form.TRANSFORM, ("every parameter and buffer, by name",)),
-        Capability(Stage.ROLLOUT, Form.TRANSFORM, ("scale", "logits", "log_probs", "routes")),
+        Capability(
+            Stage.ROLLOUT, Form.TRANSFORM, ("scale", "attention_mask", "logits", "log_probs", "routes")
+        ),
         Capability(Stage.REWARD, Form.TRANSFORM, ("rewards",)),
+        Capability(Stage.BATCH, Form.TRANSFORM, ("response_mask",)),
         Capability(Stage.REFERENCE, Form.TRANSFORM, ("log_probs",)),
-        Capability(Stage.ADVANTAGE, Form.TRANSFORM, ("advantages",)),
-        Capability(Stage.FORWARD, Form.TRANSFORM, ("log_probs",)),
-        Capability(Stage.LOSS, Form.OVERRIDES, ("kl_coef", "clip_ratio")),
+        Capability(Stage.ADVANTAGE, Form.TRANSFORM, ("groups", "advantages")),
+        Capability(Stage.FORWARD, Form.TRANSFORM, ("inputs", "weights", "logits", "log_probs")),
+        Capability(Stage.ROLLOUT, Form.OVERRIDES, ("max_new_tokens", "temperature")),
+        Capability(Stage.LOSS, Form.OVERRIDES, ("kl_coef", "clip_ratio", "epochs", "length_exponent")),
+        Capability(Stage.LOSS, Form.TRANSFORM, ("log_ratio", "kl_gap")),
+        Capability(Stage.GRADIENTS, Form.TRANSFORM, ("every gradient, by the name of its parameter",)),
         Capability(Stage.GRADIENTS, Form.OVERRIDES, ("max_grad_norm",)),
         Capability(Stage.OPTIMIZER, Form.OVERRIDES, ("lr",)),
         Capability(Stage.OPTIMIZER, Form.EVENT),

@@ -15,11 +15,12 @@ experts a token, ``_E`` experts, ``_G`` groups.
 from __future__ import annotations
 
 import copy
+import math
 import random
 import time
 from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -27,15 +28,18 @@ from torch import Tensor
 
 from proxy.embedded import task
 from proxy.engines import devices
+from proxy.engines.forward import log_probs, seen_weights
 from proxy.engines.injector import Injector, injector_for
-from proxy.engines.metrics import masked_mean, mismatch, routing
+from proxy.engines.metrics import flips, masked_mean, mismatch, routing
 from proxy.engines.policy import Policy, Routes, load, token_log_probs
 from proxy.engines.rollout import encode_prompts, generate, texts
-from proxy.engines.update import update
+from proxy.engines.update import Experience, update
 from proxy.specs import Recipe, RunOutcome, RunSpec
 from taxonomy.stages import Action, Stage, StageContext
 
 OnStep = Callable[[int, dict[str, float]], None]
+PROBE_PROMPTS = 32
+"""Fixed prompts on which the trainer's routes are compared from step to step."""
 
 
 class RouteLog:
@@ -44,11 +48,11 @@ class RouteLog:
     def __init__(self) -> None:
         self.passes: dict[int, list[Routes]] = defaultdict(list)
 
-    def add(self, position: int, routes: Routes, batch: int) -> None:
-        """Keep the routes of one forward pass as (ids_BLK, weights_BLK)."""
+    def add(self, position: int, routes: Routes, batch: int, width: int = 0) -> None:
+        """Keep the routes of one forward pass as (ids_BLK, weights_BLK); with `width`, of its last positions only."""
         ids_TK, weights_TK = (tensor.detach() for tensor in routes)
         shape = (batch, -1, ids_TK.shape[-1])
-        self.passes[position].append((ids_TK.view(shape), weights_TK.view(shape)))
+        self.passes[position].append((ids_TK.view(shape)[:, -width:], weights_TK.view(shape)[:, -width:]))
 
     def layers(self, length: int) -> list[Routes]:
         """Return, by layer, the routes of the first `length` positions with one row a token."""
@@ -83,6 +87,21 @@ def grade(prompts: list[str], responses: list[str]) -> Graded:
     )
 
 
+def advantage_B(rewards_B: Tensor, groups_B: Tensor) -> Tensor:
+    """Return GRPO's advantage for groups of any make-up; a response alone in its group keeps its reward, as in verl.
+
+    Args:
+        rewards_B: Rewards.
+        groups_B: Group of each response, any integers.
+    """
+    advantages_B = rewards_B.clone()
+    for group in groups_B.unique():
+        members_B = groups_B == group
+        if members_B.sum() > 1:
+            advantages_B[members_B] = group_advantage_B(rewards_B[members_B], int(members_B.sum()))
+    return advantages_B
+
+
 def group_advantage_B(rewards_B: Tensor, group_size: int) -> Tensor:
     """Return (reward − group mean) / (group standard deviation + 1e-6), GRPO's advantage."""
     rewards_GN = rewards_B.view(-1, group_size)
@@ -114,23 +133,28 @@ def evaluate(
     return grade(prompts, texts(policy, batch))
 
 
-def routing_shares(policy: Policy, recipe: Recipe, seed: int) -> list[Tensor]:
-    """Return the healthy share_E of routed tokens by expert, one tensor a MoE layer."""
+def prompt_routes(policy: Policy, tokens_BL: Tensor, mask_BL: Tensor) -> list[Routes]:
+    """Return the routes of prompts, one entry a MoE layer, one row a token."""
     log = RouteLog()
-    prompts = list(task.prompts("calibration")[:256])
-    device = next(policy.model.parameters()).device
-    tokens_BL, mask_BL = encode_prompts(policy, prompts, device)
 
     def tap(position: int, routes: Routes) -> Routes:
-        log.add(position, routes, len(prompts))
+        log.add(position, routes, len(tokens_BL))
         return routes
 
     policy.hook = tap
     with torch.no_grad():
-        token_log_probs(policy, tokens_BL, mask_BL, 1, 1 / recipe.temperature)
+        token_log_probs(policy, tokens_BL, mask_BL, 1, 1.0)
     policy.hook = None
+    return log.layers(tokens_BL.shape[1])
+
+
+def routing_shares(policy: Policy) -> list[Tensor]:
+    """Return the healthy share_E of routed tokens by expert, one tensor a MoE layer."""
+    prompts = list(task.prompts("calibration")[:256])
+    device = next(policy.model.parameters()).device
+    tokens_BL, mask_BL = encode_prompts(policy, prompts, device)
     shares = []
-    for ids_TK, _ in log.layers(tokens_BL.shape[1]):
+    for ids_TK, _ in prompt_routes(policy, tokens_BL, mask_BL):
         counts_E = torch.bincount(ids_TK[mask_BL.flatten() == 1].flatten(), minlength=policy.num_experts)
         shares.append(counts_E / counts_E.sum())
     return shares
@@ -141,6 +165,19 @@ def sync_weights(trainer: Policy, rollout: Policy, injector: Injector, context: 
     target = rollout.model.state_dict()
     for name, value in trainer.model.state_dict().items():
         target[name].copy_(injector.transform(Stage.SYNC, name, value, context))
+
+
+def weights_equal(trainer: Policy, rollout: Policy) -> float:
+    """Return the share of tensors that are equal, bit by bit, in both after the cast to the rollout's precision."""
+    target = rollout.model.state_dict()
+    same = [torch.equal(v.to(target[n].dtype), target[n]) for n, v in trainer.model.state_dict().items()]
+    return sum(same) / len(same)
+
+
+def largest(witness: dict[str, list[float]]) -> dict[str, float]:
+    """Return the largest finite number that was measured under each name."""
+    finite = {name: [value for value in values if math.isfinite(value)] for name, values in witness.items()}
+    return {name: max(values) for name, values in finite.items() if values}
 
 
 def run(spec: RunSpec, folder: Path, on_step: OnStep) -> RunOutcome:
@@ -165,15 +202,21 @@ def run(spec: RunSpec, folder: Path, on_step: OnStep) -> RunOutcome:
     reference = copy.deepcopy(trainer)
     rollout = trainer if healthy.exact else load(folder, torch.bfloat16, device)
     optimizer = torch.optim.AdamW(trainer.model.parameters(), lr=healthy.lr, weight_decay=0.01)
-    shares = routing_shares(trainer, healthy, spec.seed)
+    shares = routing_shares(trainer)
+    probe = encode_prompts(trainer, list(task.prompts("calibration")[:PROBE_PROMPTS]), device)
+    probe_routes = prompt_routes(trainer, *probe)
     batch_size = healthy.prompts * healthy.group_size
     witness: dict[str, list[float]] = defaultdict(list)
     lag = 0
+    paid: list[float] = []  # mean training rewards since the last evaluation
 
     def held_out() -> dict[str, float]:
         graded = evaluate(rollout, "test", healthy.eval_prompts, healthy, spec.seed)
-        return {
-            "val-core/reward/mean": float(graded.total_B.mean()),
+        reward = float(graded.total_B.mean())
+        gap = {"val-core/reward_gap": reward - sum(paid) / len(paid)} if paid else {}
+        paid.clear()
+        return gap | {
+            "val-core/reward/mean": reward,
             "val-core/answer/mean": float(graded.answer_B.mean()),
             "val-core/format/mean": float(graded.format_B.mean()),
         }
@@ -193,6 +236,7 @@ def run(spec: RunSpec, folder: Path, on_step: OnStep) -> RunOutcome:
                 lag = 0
             else:
                 lag += 1
+        equal = weights_equal(trainer, rollout)
 
         # rollout
         drawn = task.drawn("rl", recipe.data_seed or spec.seed, step, recipe.prompts)
@@ -230,30 +274,64 @@ def run(spec: RunSpec, folder: Path, on_step: OnStep) -> RunOutcome:
         rollout.hook = None
 
         # reward
-        graded = grade(prompts, texts(rollout, batch))
-        rewards_B = injector.transform(Stage.REWARD, "rewards", graded.total_B, context).to(device)
+        responses = texts(rollout, batch)
+        graded = grade(prompts, responses)
+        ended_B = ((batch.tokens_BL == rollout.eos) & (batch.mask_BL == 1)).any(-1)
+        facts = {
+            "prompts": prompts,
+            "responses": responses,
+            "answer_B": graded.answer_B,
+            "format_B": graded.format_B,
+            "lengths_B": batch.response_mask_BR.sum(-1).cpu(),
+            "truncated_B": ~ended_B.cpu(),
+        }
+        rewards_B = injector.transform(
+            Stage.REWARD, "rewards", graded.total_B, replace(context, facts=facts)
+        ).to(device)
+        cut_short = float(
+            (~ended_B & (batch.response_mask_BR.sum(-1) < healthy.max_new_tokens)).float().mean()
+        )
+
+        # batch
+        batch = replace(
+            batch,
+            response_mask_BR=injector.transform(
+                Stage.BATCH, "response_mask", batch.response_mask_BR, context
+            ),
+        )
 
         # reference
         mask_BR = batch.response_mask_BR.float()
         scale, length = 1 / recipe.temperature, mask_BR.shape[1]
-        with torch.no_grad():
-            reference_BR, _ = token_log_probs(reference, batch.tokens_BL, batch.mask_BL, length, scale)
+        with torch.no_grad(), seen_weights(reference, injector, context):
+            reference_BR, _ = log_probs(
+                reference, batch.tokens_BL, batch.mask_BL, length, scale, injector, context
+            )
             reference_BR = injector.transform(Stage.REFERENCE, "log_probs", reference_BR, context)
 
         # advantage
-        advantages_B = group_advantage_B(rewards_B, recipe.group_size)
+        groups_B = torch.arange(batch_size, device=device) // recipe.group_size
+        regrouped_B = injector.transform(Stage.ADVANTAGE, "groups", groups_B, context)
+        if regrouped_B is groups_B:
+            advantages_B = group_advantage_B(rewards_B, recipe.group_size)
+        else:
+            advantages_B = advantage_B(rewards_B, regrouped_B)
         advantages_B = injector.transform(Stage.ADVANTAGE, "advantages", advantages_B, context)
 
         # forward (the trainer's view of the sampled tokens: old log-probabilities, and the mismatch)
-        trainer_routes = RouteLog()
+        trainer_routes, width = RouteLog(), batch.tokens_BL.shape[1]
 
-        def trainer_hook(position: int, routes: Routes, log: RouteLog = trainer_routes) -> Routes:
-            log.add(position, routes, batch_size)
+        def trainer_hook(
+            position: int, routes: Routes, log: RouteLog = trainer_routes, width: int = width
+        ) -> Routes:
+            log.add(position, routes, batch_size, width)
             return routes
 
         trainer.hook = trainer_hook
-        with torch.no_grad():
-            trainer_BR, entropy_BR = token_log_probs(trainer, batch.tokens_BL, batch.mask_BL, length, scale)
+        with torch.no_grad(), seen_weights(trainer, injector, context):
+            trainer_BR, entropy_BR = log_probs(
+                trainer, batch.tokens_BL, batch.mask_BL, length, scale, injector, context
+            )
             trainer_BR = injector.transform(Stage.FORWARD, "log_probs", trainer_BR, context)
         trainer.hook = None
         rollout_BR = trainer_BR if healthy.exact else batch.log_probs_BR
@@ -262,23 +340,15 @@ def run(spec: RunSpec, folder: Path, on_step: OnStep) -> RunOutcome:
         # loss, gradients, optimizer
         for group in optimizer.param_groups:
             group["lr"] = recipe.lr
+        experience = Experience(batch, old_BR, trainer_BR, reference_BR, advantages_B)
         sums: dict[str, list[float]] = defaultdict(list)
         for epoch in range(recipe.epochs):
             order = torch.randperm(batch_size, generator=seeded("order", spec.seed, step, epoch)).to(device)
             for rows in order.chunk(recipe.mini_batches):
-                for name, value in update(
-                    trainer,
-                    optimizer,
-                    batch,
-                    rows,
-                    old_BR,
-                    reference_BR,
-                    advantages_B,
-                    recipe,
-                    injector,
-                    context,
-                ).items():
+                found = update(trainer, optimizer, experience, rows, recipe, injector, context)
+                for name, value in found.items():
                     sums[name].append(value)
+        own = {name: sums.pop(name) for name in ("clipped_norm", "ratio_deviation", "token_weight_spread")}
         if injector.active(step):
             witness["lr_ratio"].append(optimizer.param_groups[0]["lr"] / healthy.lr)
             updates = len(sums["actor/loss"]) / (healthy.epochs * healthy.mini_batches)
@@ -287,9 +357,10 @@ def run(spec: RunSpec, folder: Path, on_step: OnStep) -> RunOutcome:
             if kl > 0 and healthy.kl_coef:
                 term = sum(t - p for t, p in zip(sums["actor/loss"], sums["actor/pg_loss"], strict=True))
                 witness["kl_term_deviation"].append(abs(term / (healthy.kl_coef * kl) - 1))
-            witness["clipped_norm"].append(max(sums.pop("clipped_norm")) / healthy.max_grad_norm)
+            witness["clipped_norm"].append(max(own["clipped_norm"]) / healthy.max_grad_norm)
+            witness["token_weight_spread"].append(max(own["token_weight_spread"]))
+            witness["cut_short"].append(cut_short)
             witness["weight_lag"].append(float(lag))
-        sums.pop("clipped_norm", None)
 
         # metrics
         fed = batch.tokens_BL.shape[1] - 1
@@ -302,20 +373,28 @@ def run(spec: RunSpec, folder: Path, on_step: OnStep) -> RunOutcome:
             batch.mask_BL[:, :fed].flatten() == 1,
             trainer.num_experts,
         )
+        before, probe_routes = probe_routes, prompt_routes(trainer, *probe)
+        metrics |= flips(before, probe_routes, trainer.layers, probe[1].flatten() == 1)
+        paid.append(float(rewards_B.mean()))
         rewards_GN = rewards_B.view(-1, recipe.group_size)
         lengths_B = mask_BR.sum(-1)
         metrics |= {
-            "critic/rewards/mean": float(rewards_B.mean()),
+            "critic/rewards/mean": paid[-1],
+            "critic/rewards/std": float(rewards_B.std()),
             "critic/rewards/answer": float(graded.answer_B.mean()),
             "critic/rewards/format": float(graded.format_B.mean()),
             "critic/advantages/max": float(advantages_B.max()),
             "critic/advantages/min": float(advantages_B.min()),
             "actor/entropy": float(masked_mean(entropy_BR, mask_BR)),
+            "actor/first_ratio_deviation": own["ratio_deviation"][0],
             "actor/lr": recipe.lr,
             "actor/kl_coef": recipe.kl_coef,
             "rollout/weight_lag": float(lag),
+            "rollout/weights_equal": equal,
             "rollout/zero_std_groups": float((rewards_GN.std(-1) < 1e-6).float().mean()),
             "response_length/mean": float(lengths_B.mean()),
+            "response_length/min": float(lengths_B.min()),
+            "response_length/max": float(lengths_B.max()),
             "response_length/clip_ratio": float((lengths_B >= recipe.max_new_tokens).float().mean()),
         }
         if recipe.eval_every and (step % recipe.eval_every == 0 or step == healthy.steps):
@@ -326,7 +405,7 @@ def run(spec: RunSpec, folder: Path, on_step: OnStep) -> RunOutcome:
     return RunOutcome(
         "completed",
         steps=healthy.steps,
-        witness=injector.witness() | {name: max(values) for name, values in witness.items()},
+        witness=injector.witness() | largest(witness),
         cpu_s=time.process_time() - cpu_started,
         wall_s=time.monotonic() - started,
     )

@@ -122,7 +122,12 @@ def positions_BL(mask_BL: Tensor) -> Tensor:
 
 
 def token_log_probs(
-    policy: Policy, tokens_BL: Tensor, mask_BL: Tensor, response: int, scale: float
+    policy: Policy,
+    tokens_BL: Tensor,
+    mask_BL: Tensor,
+    response: int,
+    scale: float,
+    tap: Callable[[Tensor], Tensor] = lambda logits_BRV: logits_BRV,
 ) -> tuple[Tensor, Tensor]:
     """Return (log-probability_BR of each response token, entropy_BR of its distribution), both in float32.
 
@@ -132,6 +137,7 @@ def token_log_probs(
         mask_BL: 1 for real tokens; finished rows may be 0 at their end.
         response: Number of response positions R; the last R columns of the tokens.
         scale: Factor on the logits, 1 / temperature.
+        tap: May replace the logits_BRV (float32) before they are scaled.
     """
     logits_BRV = policy.model(
         input_ids=tokens_BL,
@@ -140,7 +146,7 @@ def token_log_probs(
         use_cache=False,
         logits_to_keep=response + 1,
     ).logits[:, :-1]
-    log_probs_BRV = (logits_BRV.float() * scale).log_softmax(-1)
+    log_probs_BRV = (tap(logits_BRV.float()) * scale).log_softmax(-1)
     chosen_BR = log_probs_BRV.gather(-1, tokens_BL[:, -response:, None]).squeeze(-1)
     entropy_BR = -(log_probs_BRV.exp() * log_probs_BRV).sum(-1)
     return chosen_BR, entropy_BR

@@ -31,6 +31,7 @@ SHARED = (
     "proxy.specs",
     "proxy.embedded.task",
     "proxy.engines.devices",
+    "proxy.engines.forward",
     "proxy.engines.injector",
     "proxy.engines.local",
     "proxy.engines.metrics",

@@ -96,7 +96,7 @@ class Server:
         if synced:
             self._last_sync = step
         if not self._shares:  # as healthy as it will ever be: before the first rollout
-            self._shares = local.routing_shares(self._policy, state.recipe, state.seed)
+            self._shares = local.routing_shares(self._policy)
         lag = float(step - self._last_sync)
         state.metrics[step]["rollout/weight_lag"] = lag
         if state.injector.active(step):
