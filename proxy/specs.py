@@ -42,6 +42,9 @@ class Recipe:
         skip_nonfinite: Leave an update out whose gradient norm is not finite, as verl does.
         length_exponent: A token's weight in the loss is its response's length to the power of minus this:
             0 is verl's ``token-mean``, 1 is its ``seq-mean-token-mean``.
+        warmup_steps: Steps over which the learning rate rises linearly to `lr`, 0 for none.
+        aux_coef: Coefficient of the routers' balancing loss (`moe_aux_loss_coeff`), 0 for none as verl has it.
+        router_lr: Learning rate of the routers in multiples of `lr`.
     """
 
     steps: int = 60
@@ -62,10 +65,13 @@ class Recipe:
     data_seed: int = 0
     skip_nonfinite: bool = True
     length_exponent: float = 0.0
+    warmup_steps: int = 0
+    aux_coef: float = 0.0
+    router_lr: float = 1.0
 
     def key(self) -> dict[str, Any]:
         """Return the settings that go into content keys: younger fields only where they differ from the default."""
-        young = ("skip_nonfinite", "length_exponent")
+        young = ("skip_nonfinite", "length_exponent", "warmup_steps", "aux_coef", "router_lr")
         fields = asdict(self)
         return {n: v for n, v in fields.items() if n not in young or v != getattr(Recipe(), n)}
 

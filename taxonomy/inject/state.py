@@ -1,10 +1,18 @@
-"""Injections of the category "framework and model-state consistency"."""
+"""Injections of the category "framework and model-state consistency" that act while a run goes on."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
 
-from taxonomy.stages import Action, EventRule
+import torch
+from torch import Tensor
+
+from taxonomy.stages import Action, EventRule, Projection, StageContext, Transform
+
+_LAYER = re.compile(r"(.*\blayers\.)(\d+)(\..+)")
 
 
 def weight_sync_skipped(_params: Mapping[str, float]) -> EventRule:
@@ -16,3 +24,69 @@ def stale_weights(params: Mapping[str, float]) -> EventRule:
     """Refresh the rollout's weights only every `interval` steps."""
     interval = int(params["interval"])
     return lambda context: Action.DO if context.step % interval == 0 else Action.SKIP
+
+
+def weight_conversion_error(params: Mapping[str, float]) -> Transform:
+    """Give the `layers` decoder layers after the first the weights of the layer before: a layer map off by one.
+
+    Only tensors whose neighbour has the same name and shape are mixed up, as by a converter that does not fail.
+    """
+    count = int(params["layers"])
+    sent: dict[str, Tensor] = {}
+
+    def transform(name: str, tensor: Tensor, _context: StageContext) -> Tensor:
+        found = _LAYER.fullmatch(name)
+        if found is None or int(found[2]) > count:
+            return tensor
+        stem, layer, rest = found[1], int(found[2]), found[3]
+        sent[name] = tensor.detach().clone()
+        before = sent.get(f"{stem}{layer - 1}{rest}")
+        return tensor if before is None or before.shape != tensor.shape else before
+
+    return transform
+
+
+def stale_prefix_cache(params: Mapping[str, float]) -> EventRule:
+    """Flush the prefix cache only every `interval` steps instead of after every update of the weights."""
+    interval = int(params["interval"])
+    return lambda context: Action.SKIP if (context.step - context.from_step) % interval else Action.DO
+
+
+def tensor_parallel_numerics(params: Mapping[str, float]) -> Transform:
+    """Split the attention's output projection by rows over `ranks`: partial sums rounded and reduced in bf16."""
+    ranks = int(params["ranks"])
+
+    def transform(name: str, whole: Any, _context: StageContext) -> Any:
+        if name != "o_proj" or not isinstance(whole, Projection):
+            return whole
+        pieces = zip(whole.input.chunk(ranks, -1), whole.weight.chunk(ranks, -1), strict=True)
+        partial = [(piece.float() @ weight.float().T).bfloat16() for piece, weight in pieces]
+        total = partial[0]
+        for addend in partial[1:]:
+            total = total + addend
+        return replace(whole, output=total.to(whole.output.dtype))
+
+    return transform
+
+
+def prompt_mismatch(params: Mapping[str, float]) -> Transform:
+    """Put a line break before the first `share` of the prompts on the trainer's side: a template of its own."""
+    share = params["share"]
+
+    def transform(name: str, prompts: Any, _context: StageContext) -> Any:
+        if name != "prompts":
+            return prompts
+        cut = round(len(prompts) * share)
+        return [f"\n{prompt}" for prompt in prompts[:cut]] + list(prompts[cut:])
+
+    return transform
+
+
+def logprob_shift(params: Mapping[str, float]) -> Transform:
+    """Hand the rollout's log-probabilities to the trainer `offset` positions off."""
+    offset = int(params["offset"])
+
+    def transform(name: str, values: Any, _context: StageContext) -> Any:
+        return torch.roll(values, offset, -1) if name == "rollout_log_probs" else values
+
+    return transform
