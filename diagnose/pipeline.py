@@ -10,8 +10,8 @@ import json
 import statistics
 import time
 from collections import deque
-from collections.abc import Mapping
-from dataclasses import asdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, astuple
 from pathlib import Path
 from typing import Any
 
@@ -28,12 +28,15 @@ from diagnose.events import (
     VerdictEvent,
 )
 from diagnose.jobs import read_outcome
+from diagnose.race import Race, Rung, race_of, replayed, rungs
 from diagnose.result import Result
-from diagnose.scoring import MANIFEST, evaluate
-from diagnose.session import PlannedRun, Session, load, plan_runs
+from diagnose.score.near import Nearness
+from diagnose.scoring import MANIFEST, evaluate, standings, stored_cut
+from diagnose.session import PlannedRun, Session, load, planned_run
 from diagnose.store import RunFolder, read_json, write_json
 from proxy.api import Done, Failed, Job, Note, Started, Step, WorkerPool
 from proxy.specs import INJECTION_FAILED, RunOutcome
+from taxonomy.registry import library
 
 KEY_METRICS = (
     "critic/rewards/mean",
@@ -73,14 +76,15 @@ def execute(folder: RunFolder, log: EventLog) -> Result:
     command = [session.python, "-P", "-m", "proxy.worker"] if own else None
     with WorkerPool(session.workers, folder.path, command) as pool:
         _build(session, folder, log, pool)
+        calibrated = keep_calibration(session, folder, manifest(folder)["proxy_hash"])
+        if calibrated is None:
+            log.append(NoteEvent(text="no healthy seeds on file for this proxy and recipe: wider margins"))
         replays = Replays(session, folder, log, pool, begin)
         replays.run()
     log.append(StageEvent(stage="score", status="started"))
-    calibrated = keep_calibration(session, folder, manifest(folder)["proxy_hash"])
-    if calibrated is None:
-        log.append(NoteEvent(text="no healthy seeds on file for this proxy and recipe: wider margins"))
-    left_out = f"its turn would have come after the budget of {session.budget_s:g} s"
-    result = evaluate(session, folder, replays.failures, earlier_s + time.monotonic() - begin, left_out)
+    result = evaluate(
+        session, folder, replays.failures, earlier_s + time.monotonic() - begin, stored_cut(session)
+    )
     log.append(StageEvent(stage="score", status="done"))
     log.append(StageEvent(stage="report", status="started"))
     from diagnose.report.json import to_json
@@ -167,36 +171,89 @@ def manifest(folder: RunFolder) -> dict[str, Any]:
     return found
 
 
+BREADTH = 0.75
+"""Share of a budget that the first rung of a race may use: what it leaves is for the depth of those in front."""
+
+
 class Replays:
-    """The replay stage: runs what is missing, in order, as many at a time as there are workers."""
+    """The replay stage: runs what the race calls for, as many at a time as there are workers."""
 
     def __init__(
         self, session: Session, folder: RunFolder, log: EventLog, pool: WorkerPool, begin: float
     ) -> None:
         self._session, self._folder, self._log, self._pool = session, folder, log, pool
-        self._planned = {run.id: run for run in plan_runs(session, folder.proxy)}
+        self._planned: dict[str, PlannedRun] = {}
         self._model_hash = manifest(folder)["proxy_hash"]
         self._durations: list[float] = []
         self._spent_before = 0.0
         self._begin = begin
+        kept = read_json(folder.race)
+        self._left_out: set[str] = set(kept.get("left_out", ()) if isinstance(kept, dict) else ())
         self.failures: dict[str, str] = {}
 
     def run(self) -> None:
-        """Run what is missing and the budget allows.
+        """Run what is missing and the budget allows, rung by rung.
+
+        What an earlier runner left out because the budget was spent stays left out: the same race is walked again.
 
         Raises:
             RunError: No healthy replay came through, or none with a fault although some were tried. Replays whose
                 injection failed are an answer of their own.
         """
-        missing = deque(run for run in self._planned.values() if not self._is_there(run))
-        self._spent_before = sum(self._durations) / self._session.workers
-        if not missing:
+        race, cards = race_of(self._session), library()
+        runs = [planned_run(self._session, self._folder.proxy, None, seed) for seed in self._session.seeds]
+        history: list[Nearness] = []
+        started = False
+        while True:
+            plan = rungs(race, history)
+            over = len(plan) == len(history) or not plan[-1].trials
+            self._keep(race, plan, over)
+            if over:
+                break
+            runs += [
+                planned_run(
+                    self._session, self._folder.proxy, replayed(self._session, trial, cards), trial.seed
+                )
+                for trial in plan[-1].trials
+            ]
+            new = [run for run in runs if run.id not in self._planned]
+            self._planned |= {run.id: run for run in new}
+            missing = deque(run for run in new if not self._is_there(run) and run.id not in self._left_out)
+            if missing and not started:
+                started = True
+                self._stage("started", f"{len(missing)} runs")
+            elif missing:
+                gone = f", {len(plan[-1].stopped)} candidates stopped" if plan[-1].stopped else ""
+                self._log.append(NoteEvent(text=f"{plan[-1].name}: {len(missing)} more replays{gone}"))
+            breadth = race.eliminate and not history
+            self._run_all(missing, BREADTH if breadth else 1.0)
+            self._keep(race, plan, over)
+            if self._left_out.intersection(run.id for run in new) and not breadth:
+                break
+            history.append(standings(self._session, self._folder, runs, self.failures))
+        self._conclude(started)
+
+    def _keep(self, race: Race, plan: Sequence[Rung], over: bool) -> None:
+        """Write down how far the race has come."""
+        stopped = {fault: reason for rung in plan for fault, reason in rung.stopped.items()}
+        write_json(
+            self._folder.race,
+            {
+                "schema": 1,
+                "rungs": {rung.name: len(rung.trials) for rung in plan},
+                "trials": [astuple(trial) for rung in plan for trial in rung.trials],
+                "stopped": stopped,
+                "racing": [e.fault for e in race.entries if e.fault not in stopped] if not over else [],
+                "left_out": sorted(self._left_out),
+            },
+        )
+
+    def _conclude(self, started: bool) -> None:
+        """Tell how the stage ended; raises RunError where nothing came of it."""
+        done, left_out = len(self._durations), len(self._left_out)
+        if not started:
             self._stage("skipped", f"{len(self._planned)} runs are there")
-            return
-        self._stage("started", f"{len(missing)} runs")
-        left_out = self._race(missing)
-        done = len(self._durations)
-        if left_out:
+        elif left_out:
             budget = f"{left_out} left out, the budget of {self._session.budget_s:g} s is spent"
             self._stage("done", f"{done} of {len(self._planned)} runs, {budget}")
         else:
@@ -221,31 +278,30 @@ class Replays:
         same = (read_json(home / "spec.json") or {}).get("key") == run.spec.key(self._model_hash)
         if outcome and same and logged_steps(home / "metrics.jsonl") >= outcome.steps:
             self._note_end(run, outcome)
+            self._spent_before += outcome.wall_s / self._session.workers
             return True
         self._tell(run, "queued")
         return False
 
-    def _race(self, missing: deque[PlannedRun]) -> int:
-        """Run all of `missing` that the budget allows; return how many it did not."""
-        left_out = 0
+    def _run_all(self, missing: deque[PlannedRun], share: float) -> None:
+        """Run all of `missing` that a share of the budget allows; note what it did not."""
         while missing or self._pool.outstanding:
             while missing and self._pool.free:
                 run = missing.popleft()
-                if run.planned is None or self._fits():
+                if run.planned is None or self._fits(share):
                     self._submit(run)
                 else:
-                    left_out += 1
+                    self._left_out.add(run.id)
             for event in self._pool.poll():
                 self._take(event)
-        return left_out
 
-    def _fits(self) -> bool:
-        """Whether a further replay is likely to end within the budget."""
+    def _fits(self, share: float) -> bool:
+        """Whether a further replay is likely to end within a share of the budget."""
         if not self._session.budget_s:
             return True
         spent = self._spent_before + time.monotonic() - self._begin
         expected = statistics.median(self._durations) if self._durations else 0.0
-        return spent + expected <= self._session.budget_s
+        return spent + expected <= share * self._session.budget_s
 
     def _submit(self, run: PlannedRun) -> None:
         home = self._folder.runs / run.id

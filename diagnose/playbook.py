@@ -15,11 +15,12 @@ from diagnose import located
 from diagnose.errors import PlaybookError
 from diagnose.located import Issue, quoted
 from diagnose.playbook_issues import InvalidPlaybook, validated
-from diagnose.playbook_model import AUTO, CandidateSpec, Playbook
+from diagnose.playbook_model import AUTO, FIT, CandidateSpec, Playbook
 from taxonomy.registry import Library
 
 __all__ = [
     "AUTO",
+    "FIT",
     "CandidateSpec",
     "InvalidPlaybook",
     "Issue",

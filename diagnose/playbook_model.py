@@ -20,6 +20,8 @@ from pydantic import (
     Strict,
     StringConstraints,
     ValidationInfo,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
 )
 
 from diagnose import located
@@ -32,6 +34,8 @@ from taxonomy.registry import Library, library
 from taxonomy.symptoms import SYMPTOM_BY_ID
 
 AUTO = "auto"
+FIT = math.inf
+"""The strength of a candidate that is to be fitted; a playbook says ``fit``."""
 ENGINES = ("local", "verl")
 
 Scalar = str | int | float | bool | None
@@ -150,6 +154,11 @@ def _context(value: Any, info: ValidationInfo) -> Any:
         if isinstance(fact, float) and not math.isfinite(fact):
             raise ValueError(f"{key} must be a finite number, not {fact}")
     return facts
+
+
+def _strength(value: Any, number: ValidatorFunctionWrapHandler) -> float:
+    """A number, or "fit"."""
+    return FIT if value == "fit" else float(number(value))
 
 
 def _candidates(value: Any) -> Any:
@@ -317,8 +326,10 @@ class CandidateSpec(Part):
 
     fault: FaultId
     """Fault id (`diagnose faults`)."""
-    strength: Annotated[float, Field(gt=0)] = 1.0
-    """Multiple of the card's default."""
+    strength: Annotated[
+        float, Field(gt=0), WrapValidator(_strength, json_schema_input_type=float | Literal["fit"])
+    ] = 1.0
+    """Multiple of the card's default; fit: the one that matches the incident best."""
     from_step: Positive | None = None
     """First step with the fault. Without it: the first step, or the incident's onset when there is no twin."""
     until_step: Count = 0

@@ -21,6 +21,7 @@ from diagnose.jobs import cores
 from diagnose.logs import read, write_curves
 from diagnose.playbook import (
     AUTO,
+    FIT,
     CandidateSpec,
     Playbook,
     find,
@@ -28,6 +29,7 @@ from diagnose.playbook import (
     needs_permission,
     resolve_candidates,
 )
+from diagnose.race import strengths
 from diagnose.redact import redact
 from diagnose.result import Direction
 from diagnose.score.onset import Onset, incident_onset
@@ -41,10 +43,13 @@ from proxy.engines.verl_env import find_python
 from proxy.errors import ProxyError
 from proxy.plan import make_plan
 from proxy.specs import EngineSpec, Recipe
-from taxonomy.registry import library
+from taxonomy.registry import FaultCard, library
+from taxonomy.symptoms import SYMPTOM_BY_ID
 
 ENGINES = tuple(CAPABILITIES)
 """Engines of this version."""
+EMBEDDED_BUDGET_S = 120.0
+"""Seconds for a race on an embedded checkpoint where nobody says otherwise: the first answer comes in two minutes."""
 
 
 @dataclass(frozen=True)
@@ -138,12 +143,20 @@ def prepare(playbook: str | Path, overrides: Overrides | None = None) -> Prepare
     wanted = resolve_candidates(chosen, cards, seen)
     if overrides.faults is not None:
         wanted = _only(wanted, overrides.faults)
-    strengths = overrides.strengths or {}
+    asked = overrides.strengths or {}
     wanted = tuple(
-        c.model_copy(update={"strength": strengths[c.fault]}) if c.fault in strengths else c for c in wanted
+        c.model_copy(update={"strength": asked[c.fault]}) if c.fault in asked else c for c in wanted
     )
     refused = {c.fault: why for c in wanted if (why := refusal(engine, cards[c.fault]))}
-    candidates = tuple(_planned(c, inject) for c in wanted if c.fault not in refused)
+    race = book.candidates is None
+    candidates = tuple(
+        _planned(c, inject, fit=race and c.fault not in asked) for c in wanted if c.fault not in refused
+    )
+    if race:
+        changes = movements(onset, faulty, healthy)
+        candidates = tuple(
+            sorted(candidates, key=lambda c: prior(cards[c.fault], symptom, changes, faulty), reverse=True)
+        )
     if not candidates:
         why = f": {next(iter(refused.values()))}" if refused else f" for the symptom {symptom}"
         raise PlaybookError(f"{path}:1:1: no candidate is left{why}", "name candidates: diagnose faults")
@@ -164,7 +177,7 @@ def prepare(playbook: str | Path, overrides: Overrides | None = None) -> Prepare
         seeds=seeds,
         candidates=candidates,
         not_tried=refused,
-        budget_s=_budget(book, engine, warnings) if overrides.budget_s is None else overrides.budget_s,
+        budget_s=_budget(book, engine, race, warnings) if overrides.budget_s is None else overrides.budget_s,
         workers=min(overrides.workers or cores(), (len(candidates) + 1) * len(seeds)),
         python=book.engine.python if engine == "local" else "",
         engine_spec=spec,
@@ -172,6 +185,7 @@ def prepare(playbook: str | Path, overrides: Overrides | None = None) -> Prepare
         original_recipe=model_recipe,
         onset=from_step,
         expect=book.expect.model_dump(exclude_none=True) if book.expect else {},
+        race=race,
     )
     return Prepared(path, book, session, faulty, healthy, tuple(needs_permission(book)), tuple(warnings))
 
@@ -191,10 +205,11 @@ def _engine(book: Playbook, name: str) -> EngineSpec:
     return replace(spec, python=str(find_python(python)))
 
 
-def _budget(book: Playbook, engine: str, warnings: list[str]) -> float:
+def _budget(book: Playbook, engine: str, race: bool, warnings: list[str]) -> float:
     """Return the seconds that replays may take. A budget is meant for the engine that the playbook names."""
     if book.budget is None:
-        return 0.0
+        quick = race and engine == "local" and book.proxy.checkpoint.startswith(PREFIX)
+        return EMBEDDED_BUDGET_S if quick else 0.0
     if engine != book.engine.name:
         warnings.append(
             f"the playbook's budget of {book.budget.seconds:g} s is for the engine {book.engine.name}: none applies"
@@ -275,21 +290,51 @@ def visible_symptoms(
 
     Against the healthy twins over the same steps, or against the log's own past where there are none.
     """
-    if onset is None:
-        return ()
-    directions = []
-    for name in onset.metrics:
+    changes = movements(onset, faulty, healthy)
+    return shown_symptoms(tuple(changes), list(changes.values()))
+
+
+def movements(
+    onset: Onset | None, faulty: Sequence[Curves], healthy: Sequence[Curves]
+) -> dict[str, Direction]:
+    """Return which way the metrics went that moved since the onset, against twins or the log's own past."""
+    found = {}
+    for name in onset.metrics if onset is not None else ():
+        assert onset is not None
         after = _median(faulty, name, onset.low, None)
         before = _median(healthy, name, onset.low, None) if healthy else _median(faulty, name, 0, onset.low)
         change = after - before
-        directions.append(
+        found[name] = (
             Direction.UNDETERMINED
             if np.isnan(change) or change == 0
             else Direction.UP
             if change > 0
             else Direction.DOWN
         )
-    return shown_symptoms(tuple(onset.metrics), directions)
+    return found
+
+
+def prior(
+    card: FaultCard, symptom: str, changes: Mapping[str, Direction], faulty: Sequence[Curves]
+) -> tuple[float, bool]:
+    """Return how likely a card makes its fault before anything is run; larger is likelier.
+
+    First the share of the card's expectations, by weight, that the log meets (a movement that is not there counts
+    half against it, one the other way fully); then whether its category is the one that the symptom points at.
+    """
+    logged = {name for run in faulty for name in run.metrics}
+    total = met = 0.0
+    for item in card.signature:
+        if item.metric not in logged or item.direction == "none":
+            continue
+        total += item.weight
+        change = changes.get(item.metric, Direction.UNDETERMINED).value
+        if change in ("up", "down"):
+            met += item.weight if change == item.direction else -item.weight
+        else:
+            met -= item.weight / 2
+    known = SYMPTOM_BY_ID.get(symptom)
+    return met / total if total else 0.0, known is not None and known.category == card.category
 
 
 def _median(runs: Sequence[Curves], metric: str, low: int, high: int | None) -> float:
@@ -326,10 +371,14 @@ def _only(wanted: Sequence[CandidateSpec], faults: Sequence[str]) -> tuple[Candi
     return tuple(found)
 
 
-def _planned(candidate: CandidateSpec, inject: int) -> PlannedFault:
-    spec = fault_spec(library()[candidate.fault], candidate.strength, candidate.from_step or inject)
+def _planned(candidate: CandidateSpec, inject: int, *, fit: bool) -> PlannedFault:
+    """Resolve a candidate; `fit` where nobody asked for a strength."""
+    card = library()[candidate.fault]
+    fit = fit or candidate.strength == FIT
+    strength = 1.0 if fit else candidate.strength
+    spec = fault_spec(card, strength, candidate.from_step or inject)
     spec = replace(spec, until_step=candidate.until_step, probability=candidate.probability)
-    return PlannedFault(candidate.fault, candidate.strength, spec)
+    return PlannedFault(candidate.fault, strength, spec, strengths(card) if fit else ())
 
 
 def _papers(logs: Sequence[Path]) -> tuple[str, str]:
@@ -363,8 +412,15 @@ def plan_data(prepared: Prepared) -> dict[str, Any]:
         "seeds": list(session.seeds),
         "workers": session.workers,
         "budget_s": session.budget_s or None,
+        "race": session.race,
         "candidates": [
-            {"fault": c.fault, "strength": c.strength, "from_step": c.spec.from_step, "params": c.spec.params}
+            {
+                "fault": c.fault,
+                "strength": c.strength,
+                "from_step": c.spec.from_step,
+                "params": c.spec.params,
+                "fit": list(c.fit),
+            }
             for c in session.candidates
         ],
         "runs": [run.id for run in plan_runs(session, Path("proxy"))],

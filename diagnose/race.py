@@ -22,7 +22,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from diagnose.score.near import Nearness
-from taxonomy.registry import FaultCard
+from diagnose.session import PlannedFault, Session
+from taxonomy.registry import FaultCard, Library
 
 GRID = (0.25, 0.35, 0.5, 0.7, 1.0, 1.4, 2.0, 2.8, 4.0)
 """Strengths that are ever fitted: a log grid of half octaves around the card's default."""
@@ -90,6 +91,19 @@ class Race:
     entries: tuple[Entry, ...]
     seeds: tuple[int, ...]
     eliminate: bool = True
+
+
+def race_of(session: Session) -> Race:
+    """Return the race that a session asks for."""
+    entries = tuple(Entry(c.fault, c.strength, c.fit or (c.strength,)) for c in session.candidates)
+    return Race(entries, session.seeds, session.race)
+
+
+def replayed(session: Session, trial: Trial, cards: Library) -> PlannedFault:
+    """Return the candidate of a session that a trial replays, at the trial's strength."""
+    own = [item for item in session.candidates if item.fault == trial.fault]
+    exact = [item for item in own if item.strength == trial.strength]
+    return (exact or own)[0].at(trial.strength, cards[trial.fault])
 
 
 def strengths(card: FaultCard) -> tuple[float, ...]:

@@ -101,7 +101,9 @@ class Candidate:
         agreement: Share of the moved metrics (weighted) whose direction agrees, in [−1, 1].
         coverage: Share of the card's metrics (weighted) that the incident's log has.
         specificity: Gap in distance to the nearest rival (positive: this one is nearer), with a bootstrap interval.
-        severity: Strength at which it was replayed, in multiples of the card's default.
+        severity: Strength at which it was replayed, in multiples of the card's default; of several, the nearest.
+        severity_interval: Strengths that are not shown to be farther from the incident, (low, high): 0 or infinity
+            where the end is open. None where only one strength was replayed.
         rivals: Faults that cannot be told apart from this one on this evidence.
         split_by: The metric or probe that would split the set.
         witness: Numbers that prove the injection took place.
@@ -128,6 +130,7 @@ class Candidate:
     fix: str
     reasons: tuple[str, ...]
     metrics: dict[str, MetricResult] = field(default_factory=dict)
+    severity_interval: tuple[float, float] | None = None
 
 
 @dataclass(frozen=True)
@@ -168,6 +171,7 @@ class Result:
         failures: Runs that failed, with the reason.
         wall_s: Seconds from start to verdict.
         run_dir: The run folder.
+        stopped_early: Candidates that were replayed but left the race before all seeds and strengths, with the reason.
     """
 
     status: str
@@ -182,3 +186,4 @@ class Result:
     failures: dict[str, str]
     wall_s: float
     run_dir: str
+    stopped_early: dict[str, str] = field(default_factory=dict)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,12 @@ from diagnose.curves import Curves
 from diagnose.errors import DiagnoseError, LogError
 from diagnose.jobs import read_outcome
 from diagnose.logs import read, read_curves
+from diagnose.race import Trial, replayed
 from diagnose.report.evidence import Evidence, read_evidence
 from diagnose.result import Result
-from diagnose.score.score import Replay, score
-from diagnose.session import PlannedFault, PlannedRun, Session, load, plan_runs
+from diagnose.score.near import Nearness, nearness
+from diagnose.score.score import Replay, gather, score
+from diagnose.session import PlannedFault, PlannedRun, Session, load, plan_runs, planned_run
 from diagnose.store import RunFolder, open_folder, read_json
 from proxy.specs import RunOutcome
 from taxonomy.registry import FaultCard, library
@@ -65,17 +68,47 @@ def describe_proxy(session: Session, folder: RunFolder) -> dict[str, Any]:
     }
 
 
-def evaluate(
-    session: Session, folder: RunFolder, failures: Mapping[str, str], wall_s: float, left_out: str
-) -> Result:
-    """Score what a run folder holds.
+@dataclass(frozen=True)
+class Material:
+    """What a run folder holds for the scoring.
+
+    Attributes:
+        faulty: The incident.
+        healthy: Its healthy twins.
+        proxy_healthy: Healthy replays.
+        replays: Candidates by strength, those with at least one run that came to an end.
+        failed: Run id → why it failed.
+    """
+
+    faulty: Sequence[Curves]
+    healthy: Sequence[Curves]
+    proxy_healthy: Sequence[Curves]
+    replays: Sequence[Replay]
+    failed: Mapping[str, str]
+
+
+def planned_runs(session: Session, folder: RunFolder) -> list[PlannedRun]:
+    """Return the replays of a session as far as they are planned: in a race, those that it has come to."""
+    kept = read_json(folder.race)
+    if not isinstance(kept, dict):
+        return plan_runs(session, folder.proxy)
+    cards = library()
+    runs = [planned_run(session, folder.proxy, None, seed) for seed in session.seeds]
+    for trial in (Trial(*item) for item in kept["trials"]):
+        runs.append(planned_run(session, folder.proxy, replayed(session, trial, cards), trial.seed))
+    return runs
+
+
+def material(
+    session: Session, folder: RunFolder, runs: Sequence[PlannedRun], failures: Mapping[str, str]
+) -> Material:
+    """Return what a run folder holds of some replays.
 
     Args:
         session: Its session.
         folder: The run folder.
+        runs: The replays to look at.
         failures: Run id → why it failed, for runs whose own files don't say.
-        wall_s: Seconds that the result took.
-        left_out: Why a replay that was never run was not.
 
     Raises:
         LogError: The curves of the incident are missing.
@@ -86,7 +119,6 @@ def evaluate(
     )
     if not faulty:
         raise LogError(f"{folder.inputs} holds no curves of the incident", "start the run anew")
-    runs = plan_runs(session, folder.proxy)
     outcomes = {run.id: outcome for run in runs if (outcome := read_outcome(folder.runs / run.id))}
     failed = dict(failures) | {
         run: outcome.reason or outcome.status
@@ -94,37 +126,86 @@ def evaluate(
         if outcome.status != "completed"
     }
     done = {run.id: _curves(folder, run) for run in runs if run.id in outcomes and run.id not in failed}
-    replays = []
-    not_tried = dict(session.not_tried)
-    for planned in session.candidates:
-        own = [run for run in runs if run.planned == planned]
-        if any(run.id in done or run.id in failed for run in own):
-            replays.append(_replay(planned, own, done, outcomes, failed))
-        else:
-            not_tried[planned.fault] = left_out
-    found = score(
-        faulty,
-        healthy,
-        [done[run.id] for run in runs if run.planned is None and run.id in done],
-        replays,
+    by_candidate: dict[tuple[str, float], list[PlannedRun]] = {}
+    for run in runs:
+        if run.planned is not None:
+            by_candidate.setdefault((run.planned.fault, run.planned.strength), []).append(run)
+    return Material(
+        faulty=faulty,
+        healthy=healthy,
+        proxy_healthy=[done[run.id] for run in runs if run.planned is None and run.id in done],
+        replays=[
+            _replay(own[0].planned, own, done, outcomes, failed)
+            for own in by_candidate.values()
+            if own[0].planned is not None and any(run.id in done or run.id in failed for run in own)
+        ],
+        failed=failed,
+    )
+
+
+def standings(
+    session: Session, folder: RunFolder, runs: Sequence[PlannedRun], failures: Mapping[str, str]
+) -> Nearness:
+    """Return where the candidates stand after some replays, for the race."""
+    found = material(session, folder, runs, failures)
+    given = gather(
+        found.faulty,
+        found.healthy,
+        found.proxy_healthy,
+        found.replays,
         library(),
         calibration=calibration_for(session, folder),
-        from_step=session.onset,
         stand_in=session.source != "checkpoint",
     )
+    return nearness(given, session.onset)
+
+
+def evaluate(
+    session: Session, folder: RunFolder, failures: Mapping[str, str], wall_s: float, cut: str
+) -> Result:
+    """Score what a run folder holds.
+
+    Args:
+        session: Its session.
+        folder: The run folder.
+        failures: Run id → why it failed, for runs whose own files don't say.
+        wall_s: Seconds that the result took.
+        cut: Why a replay that was planned was not run, as the end of a sentence.
+
+    Raises:
+        LogError: The curves of the incident are missing.
+    """
+    runs = planned_runs(session, folder)
+    found = material(session, folder, runs, failures)
+    tried = {item.fault for item in found.replays}
+    kept = read_json(folder.race) or {}
+    stopped = dict(kept.get("stopped", {})) | {
+        fault: f"still in the race when {cut}" for fault in kept.get("racing", ()) if fault in tried
+    }
     return Result(
         status="completed",
-        score=found,
+        score=score(
+            found.faulty,
+            found.healthy,
+            found.proxy_healthy,
+            found.replays,
+            library(),
+            calibration=calibration_for(session, folder),
+            from_step=session.onset,
+            stand_in=session.source != "checkpoint",
+        ),
         symptom=session.symptom,
         name=session.name,
         proxy=describe_proxy(session, folder),
         engine=session.engine,
         recipe=asdict(session.recipe),
         seeds=session.seeds,
-        not_tried=not_tried,
-        failures=failed,
+        not_tried=dict(session.not_tried)
+        | {item.fault: f"not reached: {cut}" for item in session.candidates if item.fault not in tried},
+        failures=dict(found.failed),
         wall_s=wall_s,
         run_dir=str(folder.path),
+        stopped_early=stopped,
     )
 
 
@@ -134,7 +215,14 @@ def _number(path: Path) -> int:
 
 def _curves(folder: RunFolder, run: PlannedRun) -> Curves:
     """Return the curves of a finished replay."""
-    return read(folder.runs / run.id / "metrics.jsonl").runs[-1].curves
+    path = folder.runs / run.id / "metrics.jsonl"
+    return _read_once(path, path.stat().st_mtime_ns)
+
+
+@lru_cache(maxsize=512)
+def _read_once(path: Path, _mtime_ns: int) -> Curves:
+    """A race looks at its first replays again after every rung."""
+    return read(path).runs[-1].curves
 
 
 def _replay(
@@ -184,8 +272,15 @@ def rescore(folder: RunFolder) -> Result:
         folder,
         before.get("failures", {}),
         before.get("wall_s") or 0.0,
-        "there is no finished replay of it in the run folder",
+        stored_cut(session),
     )
+
+
+def stored_cut(session: Session) -> str:
+    """Return why planned replays of a session are missing, as the end of a sentence."""
+    if session.budget_s:
+        return f"the budget of {session.budget_s:g} s was spent"
+    return "the run was interrupted"
 
 
 def read_logs(logs: Logs) -> Evidence:

@@ -27,11 +27,20 @@ class PlannedFault:
         fault: Fault id.
         strength: Multiple of the card's default.
         spec: The fault as an engine receives it.
+        fit: Strengths that may be tried to find the one that matches the incident best, ascending and with
+            `strength` among them; empty where the strength was asked for.
     """
 
     fault: str
     strength: float
     spec: FaultSpec
+    fit: tuple[float, ...] = ()
+
+    def at(self, strength: float, card: FaultCard) -> PlannedFault:
+        """Return the candidate at another strength."""
+        if strength == self.strength:
+            return self
+        return replace(self, strength=strength, spec=replace(self.spec, params=card.values(strength)))
 
 
 @dataclass(frozen=True)
@@ -69,7 +78,8 @@ class Session:
         build: How the proxy is cut; None: the checkpoint is used as it is (a sibling).
         recipe: The recipe of all replays.
         seeds: Seeds of the replays.
-        candidates: Faults to replay.
+        candidates: Faults to replay, the likeliest first in a race.
+        race: Whether candidates race: clear losers stop early. Without it every candidate gets every seed.
         not_tried: Candidates that were left out beforehand, with the reason.
         budget_s: Seconds for the replays, 0 for no limit. Candidates that don't fit are left out.
         workers: Worker processes.
@@ -101,6 +111,7 @@ class Session:
     original_recipe: str = ""
     onset: int | None = None
     expect: Mapping[str, str] = field(default_factory=dict)
+    race: bool = False
 
     def to_json(self) -> dict[str, Any]:
         """Return the session as JSON-able data."""
@@ -128,7 +139,7 @@ class Session:
                 "engine_spec": EngineSpec(**values.get("engine_spec", {})),
                 "seeds": tuple(values["seeds"]),
                 "candidates": tuple(
-                    PlannedFault(c["fault"], c["strength"], FaultSpec(**c["spec"]))
+                    PlannedFault(c["fault"], c["strength"], FaultSpec(**c["spec"]), tuple(c.get("fit", ())))
                     for c in values["candidates"]
                 ),
             }
@@ -160,26 +171,36 @@ def recipe_hash(recipe: Recipe) -> str:
     return content_key({name: value for name, value in recipe.key().items() if name != "data_seed"})
 
 
+def planned_run(session: Session, proxy: Path, planned: PlannedFault | None, seed: int) -> PlannedRun:
+    """Return one replay; `planned` None for a healthy one.
+
+    Args:
+        session: The session.
+        proxy: Folder of the built proxy.
+        planned: The candidate at its strength.
+        seed: Seed.
+    """
+    model = session.checkpoint if session.build is None else str(proxy)
+    spec = RunSpec(model=model, recipe=session.recipe, seed=seed, engine=session.engine_spec)
+    if planned is None:
+        return PlannedRun(f"healthy-s{seed}", seed, None, spec)
+    name = f"{planned.fault}-x{planned.strength:g}-s{seed}"
+    return PlannedRun(name, seed, planned, replace(spec, fault=planned.spec))
+
+
 def plan_runs(session: Session, proxy: Path) -> list[PlannedRun]:
-    """Return all replays of a session, in the order in which they start.
+    """Return the replays that are certain from the start, in the order in which they start.
 
     The healthy ones come first, because without them nothing can be scored. Then the candidates take turns:
-    each gets its first seed before any gets its second, so that a budget cuts depth and not candidates.
+    each gets its first seed before any gets its second, so that a budget cuts depth and not candidates. In a
+    race the second seed has to be earned (`diagnose.race`).
 
     Args:
         session: The session.
         proxy: Folder of the built proxy.
     """
-    model = session.checkpoint if session.build is None else str(proxy)
-    healthy = RunSpec(model=model, recipe=session.recipe, seed=0, engine=session.engine_spec)
-    runs = [PlannedRun(f"healthy-s{seed}", seed, None, replace(healthy, seed=seed)) for seed in session.seeds]
+    runs = [planned_run(session, proxy, None, seed) for seed in session.seeds]
+    seeds = session.seeds[:1] if session.race else session.seeds
     return runs + [
-        PlannedRun(
-            f"{planned.fault}-x{planned.strength:g}-s{seed}",
-            seed,
-            planned,
-            replace(healthy, seed=seed, fault=planned.spec),
-        )
-        for seed in session.seeds
-        for planned in session.candidates
+        planned_run(session, proxy, planned, seed) for seed in seeds for planned in session.candidates
     ]

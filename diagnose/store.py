@@ -2,7 +2,7 @@
 
     RUN_DIR/ session.json · playbook.yaml · inputs/*.jsonl · events.jsonl · runner.pid, runner.lock,
              runner.log, worker_*.log · proxy/ · runs/<run id>/{spec.json, metrics.jsonl, outcome.json} ·
-             result.json
+             race.json · result.json
 
 Whether a runner is alive is asked of the lock, not of the pid: a lock ends with its process, a pid is reused.
 """
@@ -101,6 +101,11 @@ class RunFolder:
     def runs(self) -> Path:
         """One folder a replay."""
         return self.path / "runs"
+
+    @property
+    def race(self) -> Path:
+        """How far the race has come: which replays it has called for, and who stopped."""
+        return self.path / "race.json"
 
     @property
     def result(self) -> Path:

@@ -48,6 +48,7 @@ def to_json(result: Result) -> dict[str, Any]:
         "healthy_gate": score.healthy_gate,
         "error_rates": score.error_rates,
         "not_tried": result.not_tried,
+        "stopped_early": result.stopped_early,
         "failures": result.failures,
         "proxy": result.proxy,
         "engine": result.engine,
@@ -96,6 +97,7 @@ def from_json(data: Mapping[str, Any]) -> Result:
             failures=dict(data["failures"]),
             wall_s=_float(data["wall_s"]),
             run_dir=data["run_dir"],
+            stopped_early=dict(data.get("stopped_early", {})),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ResultFileError(f"result does not follow its schema: {error!r}") from error
@@ -109,11 +111,21 @@ def _pair(value: list[int] | None) -> tuple[int, int] | None:
     return None if value is None else (int(value[0]), int(value[1]))
 
 
+def _interval(value: Mapping[str, float | None] | None) -> tuple[float, float] | None:
+    """Return an interval of strengths; its open upper end was written as null."""
+    if value is None:
+        return None
+    return _float(value["low"]), math.inf if value["high"] is None else float(value["high"])
+
+
 def _candidate_to_json(candidate: Candidate) -> dict[str, Any]:
     data = {name: value for name, value in asdict(candidate).items() if name != "metrics"}
     if candidate.specificity is not None:
         gap, low, high = candidate.specificity
         data["specificity"] = {"gap": gap, "low": low, "high": high}
+    if candidate.severity_interval is not None:
+        low, high = candidate.severity_interval
+        data["severity_interval"] = {"low": low, "high": high}
     data["metrics"] = {name: asdict(metric) for name, metric in candidate.metrics.items()}
     return data
 
@@ -139,6 +151,7 @@ def _candidate_from_json(data: Mapping[str, Any]) -> Candidate:
         fix=data["fix"],
         reasons=tuple(data["reasons"]),
         metrics={name: _metric_from_json(item) for name, item in data["metrics"].items()},
+        severity_interval=_interval(data.get("severity_interval")),
     )
 
 

@@ -114,7 +114,8 @@ def scale(signature: Signature, factor: float) -> Signature:
 
 
 def _best_amplitude(signature: Signature, case: Case) -> float:
-    return min(
-        AMPLITUDES,
-        key=lambda a: distance(case.original.signature, scale(signature, a), case.where, case.frame.settings),
-    )
+    def d(amplitude: float) -> float:
+        scaled = scale(signature, amplitude)
+        return distance(case.original.signature, scaled, case.where, case.frame.settings)
+
+    return min(AMPLITUDES, key=d)

@@ -12,6 +12,7 @@ from diagnose.score.align import Frame
 from diagnose.score.distance import Space, distance
 from diagnose.score.experiment import Experiment, contradictions, results
 from diagnose.score.plan import Replay
+from diagnose.score.severity import severity_interval
 from diagnose.score.specificity import Gaps, bootstrap, splitting_metric
 from diagnose.score.system import System
 from diagnose.score.verdict import Evidence, agreement, candidate_verdict, coverage
@@ -165,7 +166,27 @@ def _candidate(
         fix=card.fix if card is not None else "",
         reasons=(*reasons, advice) if advice else reasons,
         metrics=table,
+        severity_interval=_interval(replay.fault, replays, seen, case),
     )
+
+
+def _interval(
+    fault: str, replays: Sequence[Replay], seen: Mapping[int, Experiment], case: Case
+) -> tuple[float, float] | None:
+    """Return the interval of a fault's strength, None where it was replayed at one alone."""
+    own = sorted((i for i in seen if replays[i].fault == fault), key=lambda i: replays[i].severity)
+    if len(own) < 2:
+        return None
+    gaps = bootstrap(
+        case.original.signature,
+        [seen[i].signature for i in own],
+        case.where,
+        case.home.scale.bank_KMB,
+        case.proxy.scale.bank_KMB,
+        case.size,
+        case.frame.settings,
+    )
+    return severity_interval([replays[i].severity for i in own], gaps)
 
 
 def _split(card: FaultCard | None, rival: str, a: Experiment, b: Experiment, case: Case) -> tuple[str, str]:
