@@ -1,0 +1,113 @@
+"""Features: everything that triage needs to know of a log, as observations.
+
+With healthy twins: how the run differs from them. Without: what no healthy run shows (`taxonomy.levels`), and what
+the run does that it did not do before (`taxonomy.changes`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from taxonomy.changes import jumps, losses
+from taxonomy.facts import Facts
+from taxonomy.levels import Log, finite, late, level_observations, median, rises
+from taxonomy.metrics import METRIC_BY_NAME
+from taxonomy.observations import Observation
+from taxonomy.twins import against_twins
+
+_STILL = (
+    "actor/grad_norm",
+    "response_length/clip_ratio",
+    "rollout/zero_std_groups",
+    "routing/agreement/mean",
+)
+_RANK = {
+    "not_finite": 5,
+    "exact_zero": 5,
+    "constant": 4,
+    "truncated": 4,
+    "no_signal": 4,
+    "twin": 3,
+    "level": 2,
+}
+
+
+def observe(
+    runs: Sequence[Log], healthy: Sequence[Log] = (), facts: Facts | None = None
+) -> tuple[Observation, ...]:
+    """Return what the logs of an incident show, one observation a metric, symptoms first.
+
+    Args:
+        runs: Logs of the incident (several: seeds of it).
+        healthy: Logs of healthy twins.
+        facts: What is known of the run.
+    """
+    found = [item for run in runs for item in _of_run(run, healthy, facts or {})]
+    best: dict[str, Observation] = {}
+    for item in found:
+        known = best.get(item.metric)
+        if known is None or _priority(item) > _priority(known):
+            best[item.metric] = item
+    return tuple(sorted(best.values(), key=lambda item: (not item.alarm, _start(item))))
+
+
+def _priority(item: Observation) -> tuple[bool, bool, int]:
+    """What is exact and alarming wins; among the rest, the better-founded rule."""
+    return item.exact and item.alarm, item.alarm, _RANK.get(item.rule, 1)
+
+
+def _start(item: Observation) -> float:
+    return float(item.interval[1]) if item.interval else float("inf")
+
+
+def _of_run(run: Log, healthy: Sequence[Log], facts: Facts) -> Iterator[Observation]:
+    yield from level_observations(run, facts)
+    if healthy:
+        yield from against_twins(run, healthy)
+    else:
+        yield from jumps(run)
+        yield from losses(run)
+        yield from _ordinary(run)
+
+
+def _ordinary(run: Log) -> Iterator[Observation]:
+    """Yield what is as it should be, as far as a log without a twin can say so: evidence against many faults."""
+    improves = rises(run)
+    steps, reward = finite(run, "critic/rewards/mean")
+    if improves is not None and len(reward) >= 16:
+        yield Observation(
+            "critic/rewards/mean",
+            "none" if improves else "flat",
+            value=median(late(reward)),
+            healthy=median(reward[: max(len(reward) // 4, 2)]),
+            evidence="rises, as in a healthy run" if improves else "does not rise",
+            alarm=False,
+            rule="ordinary",
+        )
+    for name in _STILL:
+        steps, values = finite(run, name)
+        if len(values) < 8 or len(steps) < len(run.steps_N) / 2:
+            continue
+        level, spread = median(values), float(np.ptp(values))
+        unusual = {"response_length/clip_ratio": level > 0.5, "rollout/zero_std_groups": level > 0.8}.get(
+            name, False
+        )
+        limit = (
+            5 * abs(level) if name == "actor/grad_norm" else 0.3 if name != "routing/agreement/mean" else 0.02
+        )
+        if spread <= max(limit, METRIC_BY_NAME[name].floor) and level != 0 and not unusual:
+            yield Observation(
+                name, "none", value=level, evidence=f"stays near {level:.3g}", alarm=False, rule="ordinary"
+            )
+    _, kl = finite(run, "actor/kl_loss")
+    if len(kl) >= 8 and 0 < median(late(kl)) < 0.5:
+        yield Observation(
+            "actor/kl_loss",
+            "none",
+            value=median(late(kl)),
+            evidence=f"{median(late(kl)):.3g}, neither 0 nor out of hand",
+            alarm=False,
+            rule="ordinary",
+        )
