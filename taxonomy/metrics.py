@@ -81,6 +81,24 @@ METRICS: tuple[Metric, ...] = (
     ),
     Metric("rollout_corr/mult_prob_error", "rollout–trainer probability ratio", "×", "mismatch", floor=1e-3),
     Metric("rollout_corr/rollout_is_mean", "mean importance weight", "", "mismatch", floor=0.02),
+    # Metrics that tell look-alikes apart. Shares and nats on their own scale, as all mismatch metrics.
+    # 1 / mean((w / mean w)²) of those weights, verl's name: how much of the sample would be left after weighting.
+    Metric("rollout_corr/rollout_is_eff_sample_size", "effective sample", "share", "mismatch", floor=0.02),
+    # |log-probability gap| of late positions minus that of early ones: an error that grows with length, or packing.
+    Metric("rollout_corr/late_gap", "late less early gap", "nat", "mismatch", floor=5e-3),
+    # Tensors that are equal in both after the cast: exactly 1 unless the sync is skipped or changes what it carries.
+    Metric("rollout/weights_equal", "equal tensors", "share", "mismatch", floor=0.02),
+    # |ratio − 1| before a step's first update, against the trainer's own log-probabilities with the same weights:
+    # round-off of one forward pass against another (1e-8 in fp32), however large the mismatch with the rollout is.
+    Metric("actor/first_ratio_deviation", "first-step ratio off 1", "", "mismatch", floor=1e-4),
+    # Expert choices of fixed prompts that one step's updates changed: 0 where the policy or its routers do not move.
+    Metric("routing/flips/mean", "routes changed by a step", "share", "routing", floor=5e-3),
+    # Held-out reward minus the mean training reward since the evaluation before: negative where the training reward
+    # pays for something else, or less than what is wanted.
+    Metric("val-core/reward_gap", "held-out less training reward", "", "outcome", floor=0.03),
+    # Updates whose gradient norm, or loss, is infinite or NaN. The norm itself is then missing from the log.
+    Metric("actor/nonfinite_grad", "updates without a finite gradient", "share", "optimization", floor=0.05),
+    Metric("actor/nonfinite_loss", "updates without a finite loss", "share", "optimization", floor=0.05),
     Metric("response_length/min", "shortest response", "tokens", "detail"),
     Metric("response_length/max", "longest response", "tokens", "detail"),
     Metric("response_length/spread", "longest less shortest response", "tokens", "detail"),
