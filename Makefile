@@ -8,7 +8,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 PLAYBOOK ?= playbooks/kl_spike.yaml
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-test run test bench accept clean distclean verl-env test-verl verl-resolve
+.PHONY: help setup setup-test run test bench accept study selftest clean distclean verl-env test-verl verl-resolve
 
 help:
 	@echo "make setup   the environment, in $(VENV)"
@@ -16,6 +16,8 @@ help:
 	@echo "make test    set-up with the test extras, then lint, types, layers and the whole suite"
 	@echo "make bench   set-up, then CPU seconds a step, seconds to build, wall time of the playbook"
 	@echo "make accept  set-up, then the spine's promises with real incidents (half an hour)"
+	@echo "make study   set-up, then every bar of the scoring, into docs/study.md (hours; STUDY=--quick: a minute)"
+	@echo "make selftest   set-up, then every fault hidden in turn, into docs/selftest.md (hours; shares make study's runs)"
 	@echo "make verl-env   verl's own environment for --engine verl, in $(VERL_VENV) (about 2 GB)"
 	@echo "make test-verl  both set-ups, then the tests that run real verl (minutes)"
 	@echo "make clean   remove caches and build products; make distclean: also $(VENV)"
@@ -60,6 +62,13 @@ bench: setup
 
 accept: setup
 	$(BIN)/python -m bench.accept
+
+# Both keep their runs in build/bank and go on where they were stopped.
+study: setup
+	$(BIN)/python -m bench.study $(STUDY)
+
+selftest: setup
+	$(BIN)/diagnose selftest --runs build/bank --markdown docs/selftest.md
 
 clean:
 	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 import os
 import platform
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from typing import Any
 
 from diagnose.console import Terminal
 from diagnose.jobs import cores
@@ -32,6 +33,16 @@ class Section:
     text: tuple[str, ...] = ()
     header: tuple[str, ...] = ()
     rows: tuple[tuple[str, ...], ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the section as JSON-able data."""
+        return asdict(self)
+
+    @staticmethod
+    def from_json(raw: Mapping[str, Any]) -> Section:
+        """Return the section that `to_json` wrote."""
+        rows = tuple(tuple(row) for row in raw["rows"])
+        return Section(raw["title"], tuple(raw["text"]), tuple(raw["header"]), rows)
 
 
 FIGURES = ("", "value", "95 % interval", "n", "bar", "")

@@ -51,15 +51,16 @@ def share(hits: int, n: int) -> Estimate:
     return Estimate(p, n, max(0.0, middle - half), min(1.0, middle + half))
 
 
-def mean_by_fault(values: Iterable[tuple[str, float]]) -> Estimate:
+def mean_by_fault(values: Iterable[tuple[str, float]], *, proportion: bool = False) -> Estimate:
     """Return the mean over incidents, with a percentile interval from resampling whole faults.
 
     Incidents of one fault share their mechanism and mostly their replays, so faults are what is drawn, with
-    replacement, `DRAWS` times. A mean at an end of [0, 1] where nothing varies would get an interval of width 0;
-    it gets the Wilson interval over faults instead.
+    replacement, `DRAWS` times. A share of 0 or 1 would get an interval of width 0; it gets the Wilson interval over
+    faults instead.
 
     Args:
         values: (fault, value) of every incident.
+        proportion: Whether the mean is a share.
     """
     groups: dict[str, list[float]] = {}
     for fault, value in values:
@@ -72,7 +73,7 @@ def mean_by_fault(values: Iterable[tuple[str, float]]) -> Estimate:
     value = float(sum_F.sum() / count_F.sum())
     if len(groups) == 1:
         return Estimate(value, n, math.nan, math.nan, 1)
-    if np.ptp(sum_F / count_F) == 0 and value in (0.0, 1.0):
+    if proportion and value in (0.0, 1.0):
         plain = share(round(value * len(groups)), len(groups))
         return Estimate(value, n, plain.low, plain.high, len(groups))
     low, high = _percentiles(sum_F, count_F)

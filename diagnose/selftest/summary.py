@@ -63,9 +63,13 @@ def at_most(name: str, estimate: Estimate, limit: float) -> Figure:
     return Figure(name, estimate, f"≤ {limit:g}", estimate.value <= limit if estimate.n else None)
 
 
-def by_fault(trials: Iterable[Trial], value: Callable[[Trial], float]) -> Estimate:
+def by_fault(
+    trials: Iterable[Trial], value: Callable[[Trial], float], *, proportion: bool = True
+) -> Estimate:
     """Return the mean of a value over incidents with one fault, clustered by it."""
-    return mean_by_fault((item.incident.truth[0], value(item)) for item in trials)
+    return mean_by_fault(
+        ((item.incident.truth[0], float(value(item))) for item in trials), proportion=proportion
+    )
 
 
 def detectable(trials: Iterable[Trial]) -> list[Trial]:
@@ -86,7 +90,11 @@ def named_bars(
     """Return the figures on naming the fault, for detectable incidents with one fault."""
     return [
         at_least("the answer holds the truth", by_fault(trials, lambda item: item.holds_truth), 0.9),
-        at_most("faults in the answer", by_fault(trials, lambda item: len(item.named)), largest_set),
+        at_most(
+            "faults in the answer",
+            by_fault(trials, lambda item: len(item.named), proportion=False),
+            largest_set,
+        ),
         at_least("top-1 (a set counts 1/size)", by_fault(trials, lambda item: item.credit), 0.85),
         at_least("top-3", by_fault(trials, lambda item: item.in_top3), 0.97),
         at_least("category", by_fault(trials, lambda item: right_category(item, categories)), 0.95),

@@ -166,9 +166,12 @@ class Judge:
         )
         return self._judged(task, found, movement(faulty, twins, seeds, incident.from_step), banked)
 
-    def _log_only(self, task: Task, faulty: Sequence[Curves], twins: Sequence[Curves]) -> Trial:
+    def _log_only(self, task: Task, faulty: Sequence[Curves], twins: Sequence[Curves]) -> Trial | None:
         """Return what the logs alone say, among the faults that the proxy was asked about."""
-        from diagnose.triage import rank_faults
+        try:
+            from diagnose.triage import rank_faults
+        except ImportError:
+            return None
 
         incident, library = task.incident, self._arena.library
         asked = {card.id for card in self._arena.faults} - set(task.without)

@@ -1,0 +1,1 @@
+"""`make study`: the bars of the scoring, measured."""

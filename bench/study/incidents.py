@@ -1,0 +1,139 @@
+"""The parts of the study that rest on recorded incidents."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from diagnose.bank import Bank
+from diagnose.selftest import summary
+from diagnose.selftest.arena import PROXY, Arena
+from diagnose.selftest.command import controls as controls_section
+from diagnose.selftest.report import Section, figures, number
+from diagnose.selftest.summary import SETTLED_ON, Figure
+from diagnose.selftest.trial import COMPARED, LOG_ONLY, Task, Trial, trials
+
+
+@dataclass
+class Study:
+    """What the parts of one call share: the bank, and diagnoses that are made once."""
+
+    bank: Bank
+    arena: Arena | None
+    workers: int
+    quick: bool = False
+    _known: dict[Task, Trial] = field(default_factory=dict)
+
+    def diagnose(self, tasks: Sequence[Task]) -> list[Trial]:
+        """Return the diagnoses that the bank allows, in the order of the tasks."""
+        assert self.arena is not None
+        new = [task for task in tasks if task not in self._known]
+        for item in trials(self.bank, self.arena, new, self.workers):
+            self._known[item.task] = item
+        return [self._known[task] for task in tasks if task in self._known]
+
+
+def healthy(study: Study) -> list[Section]:
+    """Healthy logs as incidents, against twins, with every candidate's replays at hand."""
+    assert study.arena is not None
+    found = study.diagnose([Task(item) for item in study.arena.healthy])
+    wrong = [(item.incident.id, item.verdict.value, ", ".join(item.named)) for item in found if item.alarm]
+    return [
+        figures(
+            "Healthy incidents",
+            [summary.alarms(found)],
+            f"{len(found)} healthy seeds of the original that nothing else has seen, each with two healthy twins, "
+            f"scored against the replays of {len(study.arena.faults)} faults.",
+        ),
+        Section("Healthy logs called faulty", (), ("incident", "verdict", "named"), tuple(wrong)),
+    ][: 2 if wrong else 1]
+
+
+def open_set(study: Study) -> list[Section]:
+    """Incidents whose fault is taken out of the library, near twins and pairs of faults among them."""
+    arena = study.arena
+    assert arena is not None
+    found = study.diagnose([Task(item, without=item.truth) for item in arena.single])
+    double = study.diagnose([Task(item) for item in arena.double])
+    pairs_gone = study.diagnose([Task(item, without=item.truth) for item in arena.double])
+    here = {card.id for card in arena.faults}
+    twins = [
+        item
+        for item in found
+        if here.intersection(rival.fault for rival in arena.library[item.incident.truth[0]].rivals)
+    ]
+    unseen = [item for item in found if item.incident.truth[0] not in SETTLED_ON]
+    seen = summary.detectable(double)
+    rows = [
+        summary.false_specific(found),
+        summary.false_specific(
+            summary.detectable(found), "the same, incidents that moved more than healthy seeds"
+        ),
+        summary.false_specific(
+            unseen, "the same, faults that were not looked at while thresholds were chosen"
+        ),
+        summary.false_specific(twins, "the same, faults with a look-alike that stays in the library"),
+        summary.false_specific(pairs_gone, "two faults at once, both taken out"),
+    ]
+    wrong = [
+        (item.incident.id, item.named[0], number(item.movement.largest, 1)) for item in found if item.specific
+    ]
+    return [
+        figures(
+            "Open set",
+            rows,
+            f"{len(found)} incidents, {len(here)} faults at half, once and twice the default strength from the first "
+            "step and once in the middle; the true fault's card and replays are taken out. No other card is, though "
+            "some share a mechanism with it at another place (the table below names what was taken for what).",
+        ),
+        Section("False specifics", (), ("incident", "named instead", "movement (noise units)"), tuple(wrong)),
+        figures(
+            "Two faults at once",
+            summary.doubles(seen),
+            f"{len(seen)} incidents with two faults of different categories, both in the library.",
+        ),
+    ]
+
+
+def spine(study: Study) -> list[Section]:
+    """The faults of the spine, with the whole library as candidates."""
+    assert study.arena is not None
+    found = study.diagnose([Task(item) for item in study.arena.single])
+    categories = {card.id: card.category for card in study.arena.faults}
+    seen = summary.detectable(found)
+    own = [item for item in seen if item.incident.truth[0] in SETTLED_ON]
+    others = [item for item in seen if item.incident.truth[0] not in SETTLED_ON]
+
+    def bars(items: Sequence[Trial]) -> list[Figure]:
+        return [*summary.named_bars(items, categories, largest_set=2.0)[:3], *summary.further(items)]
+
+    text = (
+        f"Candidates are all {len(study.arena.faults)} faults. Incidents of the spine's faults were looked at while "
+        "thresholds were chosen (other seeds than these); the other families were left out of every choice, so their "
+        "figures are the test of it. Detectable incidents only; detectability is decided from healthy seeds."
+    )
+    return [
+        figures(f"The {len(SETTLED_ON)} faults of the spine", bars(own), text),
+        *([figures("All other faults", bars(others))] if others else []),
+    ]
+
+
+def controls(study: Study) -> list[Section]:
+    """The same incidents with other proxies, and with none."""
+    arena = study.arena
+    assert arena is not None
+    early = [item for item in arena.single if item.from_step == 1]
+    names = [*arena.scale.controls, LOG_ONLY]
+    ours = study.diagnose([Task(item, COMPARED if arena.scale.controls else PROXY) for item in early])
+    theirs = {name: study.diagnose([Task(item, name) for item in early]) for name in names}
+    section = controls_section(ours, theirs)
+    own = [item for item in ours if item.incident.truth[0] in SETTLED_ON]
+    on_spine = controls_section(own, theirs)
+    return [
+        Section("Controls, all faults", *_rest(section)),
+        Section("Controls, the faults of the spine", *_rest(on_spine)),
+    ]
+
+
+def _rest(section: Section) -> tuple[tuple[str, ...], tuple[str, ...], tuple[tuple[str, ...], ...]]:
+    return section.text, section.header, section.rows
