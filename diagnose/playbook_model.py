@@ -315,6 +315,20 @@ class RecipeSettings(Part):
     """Prompts of an evaluation."""
     data_seed: Count = Recipe.data_seed
     """Seed of the prompt order, 0 for the run's own."""
+    skip_nonfinite: bool = Recipe.skip_nonfinite
+    """Leave an update out whose gradient norm is not finite."""
+    length_exponent: Annotated[float, Field(ge=0)] = Recipe.length_exponent
+    """A token's weight in the loss is its response's length to the power of minus this."""
+    warmup_steps: Count = Recipe.warmup_steps
+    """Steps over which the learning rate rises linearly, 0 for none."""
+    aux_coef: Annotated[float, Field(ge=0)] = Recipe.aux_coef
+    """Coefficient of the routers' balancing loss, 0 for none."""
+    router_lr: Annotated[float, Field(ge=0)] = Recipe.router_lr
+    """Learning rate of the routers in multiples of the others'."""
+    importance_cap: Annotated[float, Field(ge=0)] = Recipe.importance_cap
+    """Cap of the importance weights between rollout and trainer, 0 for no weights."""
+    eval_greedy: bool = Recipe.eval_greedy
+    """Held-out responses are the likeliest ones instead of sampled ones."""
 
     def recipe(self) -> Recipe:
         """Return the recipe as engines take it."""

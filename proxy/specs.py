@@ -45,6 +45,10 @@ class Recipe:
         warmup_steps: Steps over which the learning rate rises linearly to `lr`, 0 for none.
         aux_coef: Coefficient of the routers' balancing loss (`moe_aux_loss_coeff`), 0 for none as verl has it.
         router_lr: Learning rate of the routers in multiples of `lr`.
+        importance_cap: Largest importance weight, the trainer's probability of a token over the rollout's, with which
+            the token counts in the policy loss (truncated importance sampling: verl's `rollout_is_threshold` at
+            token level); 0 for none.
+        eval_greedy: Held-out responses are the likeliest ones instead of sampled ones.
     """
 
     steps: int = 60
@@ -68,10 +72,20 @@ class Recipe:
     warmup_steps: int = 0
     aux_coef: float = 0.0
     router_lr: float = 1.0
+    importance_cap: float = 0.0
+    eval_greedy: bool = False
 
     def key(self) -> dict[str, Any]:
         """Return the settings that go into content keys: younger fields only where they differ from the default."""
-        young = ("skip_nonfinite", "length_exponent", "warmup_steps", "aux_coef", "router_lr")
+        young = (
+            "skip_nonfinite",
+            "length_exponent",
+            "warmup_steps",
+            "aux_coef",
+            "router_lr",
+            "importance_cap",
+            "eval_greedy",
+        )
         fields = asdict(self)
         return {n: v for n, v in fields.items() if n not in young or v != getattr(Recipe(), n)}
 
