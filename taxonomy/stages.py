@@ -25,6 +25,10 @@ class Stage(StrEnum):
     CHECKPOINT = "checkpoint"
 
 
+CHECKPOINT_PARTS = ("model", "buffers", "optimizer", "scheduler", "reference")
+"""What a training checkpoint holds, in the order in which it is restored."""
+
+
 class Form(StrEnum):
     """How an injection acts on an engine."""
 

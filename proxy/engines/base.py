@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from proxy.engines.verl_plugin.table import HOOKS
 from taxonomy.registry import FaultCard
-from taxonomy.stages import Form, Stage
+from taxonomy.stages import CHECKPOINT_PARTS, Form, Stage
 
 
 @dataclass(frozen=True)
@@ -16,7 +16,8 @@ class Capability:
     Attributes:
         stage: Stage of the step.
         form: Form of injection.
-        tensors: Names of the tensors a transform sees there, or of the settings an override may change.
+        tensors: Names of the tensors a transform sees there (or that its context shows), or of the settings an
+            override may change, or of what an event decides about.
     """
 
     stage: Stage
@@ -29,20 +30,54 @@ CAPABILITIES: dict[str, tuple[Capability, ...]] = {
         Capability(Stage.SYNC, Form.EVENT),
         Capability(Stage.SYNC, Form.TRANSFORM, ("every parameter and buffer, by name",)),
         Capability(
-            Stage.ROLLOUT, Form.TRANSFORM, ("scale", "attention_mask", "logits", "log_probs", "routes")
+            Stage.ROLLOUT,
+            Form.TRANSFORM,
+            (
+                "scale",
+                "attention_mask",
+                "logits",
+                "log_probs",
+                "routes",
+                "router_logits",
+                "router_scores",
+                "o_proj",
+            ),
         ),
-        Capability(Stage.REWARD, Form.TRANSFORM, ("rewards",)),
-        Capability(Stage.BATCH, Form.TRANSFORM, ("response_mask",)),
+        Capability(
+            Stage.REWARD,
+            Form.TRANSFORM,
+            ("rewards", "prompts", "responses", "answer_B", "format_B", "lengths_B", "truncated_B"),
+        ),
+        Capability(Stage.BATCH, Form.TRANSFORM, ("response_mask", "rollout_log_probs")),
         Capability(Stage.REFERENCE, Form.TRANSFORM, ("log_probs",)),
         Capability(Stage.ADVANTAGE, Form.TRANSFORM, ("groups", "advantages")),
-        Capability(Stage.FORWARD, Form.TRANSFORM, ("inputs", "weights", "logits", "log_probs")),
+        Capability(
+            Stage.FORWARD,
+            Form.TRANSFORM,
+            (
+                "inputs",
+                "weights",
+                "logits",
+                "log_probs",
+                "routes",
+                "reference_routes",
+                "router_logits",
+                "router_scores",
+                "rollout_routes",
+                "o_proj",
+            ),
+        ),
         Capability(Stage.ROLLOUT, Form.OVERRIDES, ("max_new_tokens", "temperature")),
-        Capability(Stage.LOSS, Form.OVERRIDES, ("kl_coef", "clip_ratio", "epochs", "length_exponent")),
+        Capability(
+            Stage.LOSS, Form.OVERRIDES, ("kl_coef", "clip_ratio", "epochs", "length_exponent", "aux_coef")
+        ),
         Capability(Stage.LOSS, Form.TRANSFORM, ("log_ratio", "kl_gap")),
         Capability(Stage.GRADIENTS, Form.TRANSFORM, ("every gradient, by the name of its parameter",)),
         Capability(Stage.GRADIENTS, Form.OVERRIDES, ("max_grad_norm",)),
-        Capability(Stage.OPTIMIZER, Form.OVERRIDES, ("lr",)),
+        Capability(Stage.OPTIMIZER, Form.OVERRIDES, ("lr", "warmup_steps", "router_lr")),
         Capability(Stage.OPTIMIZER, Form.EVENT),
+        Capability(Stage.ROLLOUT, Form.EVENT, ("prefix_cache",)),
+        Capability(Stage.CHECKPOINT, Form.TRANSFORM, ("resume", *CHECKPOINT_PARTS)),
     ),
     # With verl's V0 trainer; what the V1 trainer lacks of it is refused when a run starts.
     "verl": tuple(

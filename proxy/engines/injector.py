@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from proxy.specs import FaultSpec, Recipe, RunSpec
-from taxonomy.stages import Action, Compound, EventRule, Form, Stage, StageContext, Transform
+from taxonomy.stages import Action, Compound, EventRule, Form, Projection, Stage, StageContext, Transform
 
 
 class InjectionRefused(ValueError):
@@ -39,10 +39,10 @@ class Injector:
     """Applies one fault, or none, and keeps its witness.
 
     A transform's witness is measured on the tensors themselves (`transform_change`, the mean relative change over all
-    calls; for routes `routes_changed`, the share of expert choices that differ; for a forward pass's inputs
-    `attended_change`, the relative change of the number of tokens that are attended to; `nonfinite_made`, the number
-    of values made infinite or NaN), an event's by counting (`events_skipped`), an override's by the engine, which
-    reads the settings back from where they act.
+    calls; for routes `routes_changed`, the share of expert choices that differ, and `route_weights_changed`;
+    for a forward pass's inputs `attended_change`, the relative change of the number of tokens that are attended to;
+    `nonfinite_made`, the number of values made infinite or NaN), an event's by counting (`events_skipped`), an
+    override's by the engine, which reads the settings back from where they act.
     """
 
     def __init__(self, fault: FaultSpec | None, seed: int) -> None:
@@ -77,6 +77,10 @@ class Injector:
             return False
         return fault.probability >= 1 or random.Random(f"{self._seed}/{step}").random() < fault.probability
 
+    def acts(self, stage: Stage, step: int) -> bool:
+        """Return whether a transform of the fault sees the tensors of a stage in this step."""
+        return stage in self._transforms and self.active(step)
+
     def recipe(self, healthy: Recipe, step: int) -> Recipe:
         """Return the recipe of this step."""
         if self._override is None or not self.active(step):
@@ -89,12 +93,16 @@ class Injector:
         rule = self._transforms.get(stage)
         if rule is None or not self.active(context.step):
             return tensor
-        changed = rule(name, tensor, context)
-        if name == "routes":
+        assert self.fault
+        changed = rule(name, tensor, replace(context, from_step=self.fault.from_step))
+        if name.endswith("routes"):
             # Order among the chosen experts does not matter, and a weight of 0 is an expert not chosen.
             self._note("routes_changed", 1 - route_agreement(tensor, changed))
+            self._note("route_weights_changed", weight_change(tensor, changed))
         elif changed is tensor:
             pass
+        elif isinstance(tensor, Projection):
+            self._note_change(tensor.output.detach().float(), changed.output.detach().float())
         elif name == "inputs":
             attended = float(tensor[1].sum())
             self._note("attended_change", abs(float(changed[1].sum()) - attended) / attended)
@@ -119,10 +127,16 @@ class Injector:
         rule = self._events.get(stage)
         if rule is None or not self.active(context.step):
             return Action.DO
-        action = rule(context)
+        assert self.fault
+        action = rule(replace(context, from_step=self.fault.from_step))
         self._sums["events_skipped"] += action is Action.SKIP
         self._calls["events_skipped"] = 1
         return action
+
+    def note(self, stage: Stage, key: str, value: float) -> None:
+        """Keep a number that the engine measured about what the fault does at a stage."""
+        if stage in self._transforms:
+            self._note(key, value)
 
     def _note(self, key: str, value: float) -> None:
         self._sums[key] += value
@@ -147,6 +161,15 @@ class Combination(Injector):
     def active(self, step: int) -> bool:
         """Return whether any of the faults acts in this step."""
         return any(part.active(step) for part in self.parts)
+
+    def acts(self, stage: Stage, step: int) -> bool:
+        """Return whether a transform of any of the faults sees the tensors of a stage in this step."""
+        return any(part.acts(stage, step) for part in self.parts)
+
+    def note(self, stage: Stage, key: str, value: float) -> None:
+        """Keep a number that the engine measured, for every fault that acts at the stage."""
+        for part in self.parts:
+            part.note(stage, key, value)
 
     def recipe(self, healthy: Recipe, step: int) -> Recipe:
         """Return the recipe of this step, each override applied to what the one before it left."""
@@ -184,6 +207,12 @@ def injector_for(spec: RunSpec) -> Injector:
     if spec.fault is not None and spec.also:
         return Combination((spec.fault, *spec.also), spec.seed)
     return Injector(spec.fault, spec.seed)
+
+
+def weight_change(left: tuple[Tensor, Tensor], right: tuple[Tensor, Tensor]) -> float:
+    """Return the mean relative change of the experts' weights, place by place."""
+    before_TK, after_TK = left[1].detach().float(), right[1].detach().float()
+    return float((after_TK - before_TK).abs().mean() / before_TK.abs().mean().clamp(min=1e-12))
 
 
 def route_agreement(left: tuple[Tensor, Tensor], right: tuple[Tensor, Tensor]) -> float:

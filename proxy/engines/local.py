@@ -20,7 +20,9 @@ import random
 import time
 from collections import defaultdict
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -29,43 +31,20 @@ from torch import Tensor
 from proxy.embedded import task
 from proxy.engines import devices
 from proxy.engines.forward import log_probs, seen_weights
-from proxy.engines.injector import Injector, injector_for
+from proxy.engines.injector import InjectionRefused, Injector, injector_for
 from proxy.engines.metrics import flips, masked_mean, mismatch, routing
 from proxy.engines.policy import Policy, Routes, load, token_log_probs
-from proxy.engines.rollout import encode_prompts, generate, texts
+from proxy.engines.resume import State, optimizer_for, persistent_buffers, resume
+from proxy.engines.rollout import cache_distance, encode_prompts, generate, texts
+from proxy.engines.router import router_parameters
+from proxy.engines.taps import RouteLog, Taps, replay
 from proxy.engines.update import Experience, update
-from proxy.specs import Recipe, RunOutcome, RunSpec
+from proxy.specs import INJECTION_FAILED, Recipe, RunOutcome, RunSpec
 from taxonomy.stages import Action, Stage, StageContext
 
 OnStep = Callable[[int, dict[str, float]], None]
 PROBE_PROMPTS = 32
 """Fixed prompts on which the trainer's routes are compared from step to step."""
-
-
-class RouteLog:
-    """Collects the routes of one or more forward passes, by MoE layer."""
-
-    def __init__(self) -> None:
-        self.passes: dict[int, list[Routes]] = defaultdict(list)
-
-    def add(self, position: int, routes: Routes, batch: int, width: int = 0) -> None:
-        """Keep the routes of one forward pass as (ids_BLK, weights_BLK); with `width`, of its last positions only."""
-        ids_TK, weights_TK = (tensor.detach() for tensor in routes)
-        shape = (batch, -1, ids_TK.shape[-1])
-        self.passes[position].append((ids_TK.view(shape)[:, -width:], weights_TK.view(shape)[:, -width:]))
-
-    def layers(self, length: int) -> list[Routes]:
-        """Return, by layer, the routes of the first `length` positions with one row a token."""
-        joined = []
-        for position in sorted(self.passes):
-            ids, weights = zip(*self.passes[position], strict=True)
-            joined.append(
-                (
-                    torch.cat(ids, 1)[:, :length].flatten(0, 1),
-                    torch.cat(weights, 1)[:, :length].flatten(0, 1),
-                )
-            )
-        return joined
 
 
 @dataclass(frozen=True)
@@ -174,6 +153,30 @@ def weights_equal(trainer: Policy, rollout: Policy) -> float:
     return sum(same) / len(same)
 
 
+def copied(policy: Policy, folder: Path, device: torch.device) -> Policy:
+    """Return a policy of its own with the present weights and precision of another one of the same checkpoint."""
+    made = load(folder, next(policy.model.parameters()).dtype, device)
+    made.model.load_state_dict(policy.model.state_dict())
+    return made
+
+
+def refuse_if_nothing_to_lose(injector: Injector, trainer: Policy, first: int) -> None:
+    """Raise InjectionRefused where a fault loses the buffers of a model that has none."""
+    lost = injector.transform(Stage.CHECKPOINT, "buffers", {}, StageContext(first)) is None
+    if lost and not persistent_buffers(trainer.model):
+        raise InjectionRefused(f"{INJECTION_FAILED}: the checkpoint has no buffers to lose")
+
+
+def router_steps(trainer: Policy, before: list[Tensor]) -> tuple[float, float]:
+    """Return the mean absolute change of router parameters and of all others since `before`."""
+    own = router_parameters(trainer)
+    moved: dict[bool, list[Tensor]] = {True: [], False: []}
+    for parameter, old in zip(trainer.model.parameters(), before, strict=True):
+        moved[id(parameter) in own].append((parameter.detach() - old).abs().flatten())
+    routers, others = (float(torch.cat(moved[kind]).mean()) for kind in (True, False))
+    return routers, others
+
+
 def largest(witness: dict[str, list[float]]) -> dict[str, float]:
     """Return the largest finite number that was measured under each name."""
     finite = {name: [value for value in values if math.isfinite(value)] for name, values in witness.items()}
@@ -201,17 +204,27 @@ def run(spec: RunSpec, folder: Path, on_step: OnStep) -> RunOutcome:
     trainer = load(folder, torch.float32, device)
     reference = copy.deepcopy(trainer)
     rollout = trainer if healthy.exact else load(folder, torch.bfloat16, device)
-    optimizer = torch.optim.AdamW(trainer.model.parameters(), lr=healthy.lr, weight_decay=0.01)
-    shares = routing_shares(trainer)
+    state = State(trainer, reference, optimizer_for(trainer, healthy.lr))
+    refuse_if_nothing_to_lose(injector, trainer, spec.fault.from_step if spec.fault else 1)
+    taps = Taps(injector, routing_shares(trainer))
     probe = encode_prompts(trainer, list(task.prompts("calibration")[:PROBE_PROMPTS]), device)
     probe_routes = prompt_routes(trainer, *probe)
     batch_size = healthy.prompts * healthy.group_size
     witness: dict[str, list[float]] = defaultdict(list)
     lag = 0
+    prefix: Policy | None = (
+        None  # the weights that made the prompts' cache, where they are not the rollout's own
+    )
+
+    def encode(text: str) -> list[int]:
+        return list(trainer.tokenizer.encode(text, add_special_tokens=False).ids)
+
     paid: list[float] = []  # mean training rewards since the last evaluation
 
     def held_out() -> dict[str, float]:
-        graded = evaluate(rollout, "test", healthy.eval_prompts, healthy, spec.seed)
+        graded = evaluate(
+            rollout, "test", healthy.eval_prompts, healthy, spec.seed, greedy=healthy.eval_greedy
+        )
         reward = float(graded.total_B.mean())
         gap = {"val-core/reward_gap": reward - sum(paid) / len(paid)} if paid else {}
         paid.clear()
@@ -227,9 +240,24 @@ def run(spec: RunSpec, folder: Path, on_step: OnStep) -> RunOutcome:
     for step in range(1, healthy.steps + 1):
         step_started = time.monotonic()
         recipe = injector.recipe(healthy, step)
-        context = StageContext(step, recipe.temperature, trainer.top_k, trainer.num_experts)
+        context = StageContext(
+            step, recipe.temperature, trainer.top_k, trainer.num_experts, facts={"encode": encode}
+        )
+
+        # checkpoint
+        if injector.transform(Stage.CHECKPOINT, "resume", False, context):
+            restore = partial(injector.transform, Stage.CHECKPOINT, context=context)
+            state, moved = resume(state, folder, recipe, device, restore)
+            trainer, reference = state.trainer, state.reference
+            rollout = trainer if healthy.exact else load(folder, torch.bfloat16, device)
+            for name, distance in moved.items():
+                witness[name].append(distance)
 
         # sync
+        if injector.event(Stage.ROLLOUT, context) is Action.DO:
+            prefix = None
+        elif prefix is None:
+            prefix = copied(rollout, folder, device)
         if not healthy.exact:
             if step == 1 or injector.event(Stage.SYNC, context) is Action.DO:
                 sync_weights(trainer, rollout, injector, context)
@@ -243,35 +271,28 @@ def run(spec: RunSpec, folder: Path, on_step: OnStep) -> RunOutcome:
         prompts = [p for p in drawn for _ in range(recipe.group_size)]
         rollout_routes = RouteLog()
 
-        def rollout_hook(
-            position: int, routes: Routes, step: int = step, log: RouteLog = rollout_routes
-        ) -> Routes:
-            moment = StageContext(
-                step,
-                healthy.temperature,
-                rollout.top_k,
-                rollout.num_experts,
-                rollout.layers[position],
-                shares[position],
-            )
-            routes = injector.transform(Stage.ROLLOUT, "routes", routes, moment)
-            log.add(position, routes, batch_size)
-            return routes
-
         def tap(name: str, tensor: Tensor, context: StageContext = context) -> Tensor:
             changed: Tensor = injector.transform(Stage.ROLLOUT, name, tensor, context)
             return changed
 
-        rollout.hook = rollout_hook
-        batch = generate(
-            rollout,
-            *encode_prompts(rollout, prompts, device),
-            max_new_tokens=recipe.max_new_tokens,
-            temperature=recipe.temperature,
-            generator=seeded("rollout", spec.seed, step),
-            tap=tap,
-        )
-        rollout.hook = None
+        asked = encode_prompts(rollout, prompts, device)
+        if prefix is not None:
+            witness["prefix_change"].append(cache_distance(rollout, prefix, *asked))
+        with ExitStack() as stack:
+            for policy in (rollout, prefix):
+                if policy is not None:
+                    stack.enter_context(
+                        taps.over(policy, Stage.ROLLOUT, context, log=rollout_routes, batch=batch_size)
+                    )
+            batch = generate(
+                rollout,
+                *asked,
+                max_new_tokens=recipe.max_new_tokens,
+                temperature=recipe.temperature,
+                generator=seeded("rollout", spec.seed, step),
+                tap=tap,
+                prefix=prefix,
+            )
 
         # reward
         responses = texts(rollout, batch)
@@ -300,10 +321,19 @@ def run(spec: RunSpec, folder: Path, on_step: OnStep) -> RunOutcome:
             ),
         )
 
+        replayed = None
+        if injector.acts(Stage.FORWARD, step) and not healthy.exact:
+            replayed = replay(rollout_routes, batch.tokens_BL.shape[1])
+        live_T = batch.mask_BL.flatten()
+
         # reference
         mask_BR = batch.response_mask_BR.float()
         scale, length = 1 / recipe.temperature, mask_BR.shape[1]
-        with torch.no_grad(), seen_weights(reference, injector, context):
+        with (
+            torch.no_grad(),
+            seen_weights(reference, injector, context),
+            taps.over(reference, Stage.FORWARD, context, prefix="reference_", live_T=live_T),
+        ):
             reference_BR, _ = log_probs(
                 reference, batch.tokens_BL, batch.mask_BL, length, scale, injector, context
             )
@@ -320,37 +350,50 @@ def run(spec: RunSpec, folder: Path, on_step: OnStep) -> RunOutcome:
 
         # forward (the trainer's view of the sampled tokens: old log-probabilities, and the mismatch)
         trainer_routes, width = RouteLog(), batch.tokens_BL.shape[1]
-
-        def trainer_hook(
-            position: int, routes: Routes, log: RouteLog = trainer_routes, width: int = width
-        ) -> Routes:
-            log.add(position, routes, batch_size, width)
-            return routes
-
-        trainer.hook = trainer_hook
-        with torch.no_grad(), seen_weights(trainer, injector, context):
+        with (
+            torch.no_grad(),
+            seen_weights(trainer, injector, context),
+            taps.over(
+                trainer,
+                Stage.FORWARD,
+                context,
+                log=trainer_routes,
+                batch=batch_size,
+                width=width,
+                replayed=replayed,
+                live_T=live_T,
+            ),
+        ):
             trainer_BR, entropy_BR = log_probs(
                 trainer, batch.tokens_BL, batch.mask_BL, length, scale, injector, context
             )
             trainer_BR = injector.transform(Stage.FORWARD, "log_probs", trainer_BR, context)
-        trainer.hook = None
         rollout_BR = trainer_BR if healthy.exact else batch.log_probs_BR
+        rollout_BR = injector.transform(Stage.BATCH, "rollout_log_probs", rollout_BR, context)
         old_BR = rollout_BR if recipe.old_log_prob == "rollout" else trainer_BR
 
         # loss, gradients, optimizer
-        for group in optimizer.param_groups:
-            group["lr"] = recipe.lr
-        experience = Experience(batch, old_BR, trainer_BR, reference_BR, advantages_B)
+        state.scheduled += 1
+        warm = min(1.0, state.scheduled / recipe.warmup_steps) if recipe.warmup_steps else 1.0
+        for group, multiple in zip(state.optimizer.param_groups, (1.0, recipe.router_lr), strict=False):
+            group["lr"] = recipe.lr * warm * multiple
+        experience = Experience(batch, old_BR, trainer_BR, reference_BR, advantages_B, replayed)
+        apart = recipe.router_lr != healthy.router_lr
+        start = [parameter.detach().clone() for parameter in trainer.model.parameters()] if apart else []
         sums: dict[str, list[float]] = defaultdict(list)
         for epoch in range(recipe.epochs):
             order = torch.randperm(batch_size, generator=seeded("order", spec.seed, step, epoch)).to(device)
             for rows in order.chunk(recipe.mini_batches):
-                found = update(trainer, optimizer, experience, rows, recipe, injector, context)
+                found = update(trainer, state.optimizer, experience, rows, recipe, taps, context)
                 for name, value in found.items():
                     sums[name].append(value)
-        own = {name: sums.pop(name) for name in ("clipped_norm", "ratio_deviation", "token_weight_spread")}
+        own = {name: sums.pop(name) for name in list(sums) if "/" not in name}
+        if apart:
+            moved_routers, moved_others = router_steps(trainer, start)
+            witness["router_step_ratio"].append(moved_routers / max(moved_others, 1e-30))
+            witness["router_still"].append(1 - min(1.0, moved_routers / max(moved_others, 1e-30)))
         if injector.active(step):
-            witness["lr_ratio"].append(optimizer.param_groups[0]["lr"] / healthy.lr)
+            witness["lr_ratio"].append(state.optimizer.param_groups[0]["lr"] / healthy.lr)
             updates = len(sums["actor/loss"]) / (healthy.epochs * healthy.mini_batches)
             witness["update_ratio"].append(updates)
             kl = sum(sums["actor/kl_loss"])
@@ -359,6 +402,9 @@ def run(spec: RunSpec, folder: Path, on_step: OnStep) -> RunOutcome:
                 witness["kl_term_deviation"].append(abs(term / (healthy.kl_coef * kl) - 1))
             witness["clipped_norm"].append(max(own["clipped_norm"]) / healthy.max_grad_norm)
             witness["token_weight_spread"].append(max(own["token_weight_spread"]))
+            witness["balancing_term"].append(max(own["balancing_term"]))
+            nonfinite = sums["actor/nonfinite_grad"]
+            witness["nonfinite_updates"].append(sum(nonfinite) / len(nonfinite))
             witness["cut_short"].append(cut_short)
             witness["weight_lag"].append(float(lag))
 
@@ -387,7 +433,7 @@ def run(spec: RunSpec, folder: Path, on_step: OnStep) -> RunOutcome:
             "critic/advantages/min": float(advantages_B.min()),
             "actor/entropy": float(masked_mean(entropy_BR, mask_BR)),
             "actor/first_ratio_deviation": own["ratio_deviation"][0],
-            "actor/lr": recipe.lr,
+            "actor/lr": recipe.lr * warm,
             "actor/kl_coef": recipe.kl_coef,
             "rollout/weight_lag": float(lag),
             "rollout/weights_equal": equal,

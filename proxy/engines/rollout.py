@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -57,11 +58,13 @@ def generate(
     temperature: float,
     generator: torch.Generator | Sequence[torch.Generator],
     tap: Tap = lambda _name, tensor: tensor,
+    prefix: Policy | None = None,
 ) -> Batch:
     """Sample one response a row from the softmax of logits / temperature (temperature 0: greedy).
 
     The randomness is Gumbel noise from `generator`, one draw a row and token, so a run is reproducible whatever the
-    batch's other rows do. With a generator for each row it is so whatever other rows there are.
+    batch's other rows do. With a generator for each row it is so whatever other rows there are. With a `prefix` policy
+    the keys and values of the prompts (their last token excepted) are that policy's: a cache that older weights made.
     """
     batch, device = len(tokens_BP), tokens_BP.device
     cache = DynamicCache(config=policy.model.config)
@@ -71,6 +74,9 @@ def generate(
     alive_B = torch.ones(batch, dtype=torch.long, device=device)
     tokens, masks, reported, sampled = [tokens_BP], [mask_BP], [], []
     step_BL = tokens_BP
+    if prefix is not None:
+        fill(prefix, tokens_BP, mask_BP, cache)
+        step_BL = tokens_BP[:, -1:]
     for _ in range(max_new_tokens):
         mask_BL = torch.cat(masks, 1)
         logits_BV = policy.model(
@@ -102,6 +108,33 @@ def generate(
         torch.cat(reported, 1),
         torch.cat(sampled, 1),
     )
+
+
+def fill(policy: Policy, tokens_BP: Tensor, mask_BP: Tensor, cache: DynamicCache) -> None:
+    """Put the keys and values of all prompt tokens but the last into an empty cache."""
+    policy.model(
+        input_ids=tokens_BP[:, :-1],
+        attention_mask=mask_BP[:, :-1],
+        position_ids=positions_BL(mask_BP)[:, :-1],
+        past_key_values=cache,
+        use_cache=True,
+        logits_to_keep=1,
+    )
+
+
+@torch.no_grad()
+def cache_distance(policy: Policy, prefix: Policy, tokens_BP: Tensor, mask_BP: Tensor) -> float:
+    """Return how far the keys and values of a prefix policy are from the policy's own: |difference| / |own|, means."""
+    own: Any = DynamicCache(config=policy.model.config)
+    other: Any = DynamicCache(config=policy.model.config)
+    fill(policy, tokens_BP, mask_BP, own)
+    fill(prefix, tokens_BP, mask_BP, other)
+    gaps, sizes = [], []
+    for mine, theirs in zip(own.layers, other.layers, strict=True):
+        for left, right in ((mine.keys, theirs.keys), (mine.values, theirs.values)):
+            gaps.append((left.float() - right.float()).abs().sum())
+            sizes.append(left.float().abs().sum())
+    return float(sum(gaps) / sum(sizes))
 
 
 def _exponential_BV(shape: torch.Size, generator: torch.Generator | Sequence[torch.Generator]) -> Tensor:

@@ -6,17 +6,19 @@ Legend of shape suffixes: ``_B`` responses, ``_R`` response positions.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from proxy.engines.forward import log_probs, seen_weights
-from proxy.engines.injector import Injector
 from proxy.engines.metrics import masked_mean
-from proxy.engines.policy import Policy
+from proxy.engines.policy import Policy, Routes
 from proxy.engines.rollout import Batch
+from proxy.engines.router import Seen, balancing_loss, inside
+from proxy.engines.taps import Taps
 from proxy.specs import Recipe
 from taxonomy.stages import Action, Stage, StageContext
 
@@ -31,6 +33,7 @@ class Experience:
         own_BR: Log-probabilities by the trainer before the first update of the step.
         reference_BR: Log-probabilities by the frozen reference.
         advantages_B: Advantages.
+        replayed: The rollout's routes by layer, (ids_BLK, weights_BLK); None where nothing asks for them.
     """
 
     batch: Batch
@@ -38,6 +41,13 @@ class Experience:
     own_BR: Tensor
     reference_BR: Tensor
     advantages_B: Tensor
+    replayed: Sequence[Routes] | None = None
+
+    def routes_of(self, rows: Tensor) -> list[Routes] | None:
+        """Return the rollout's routes of some responses."""
+        if self.replayed is None:
+            return None
+        return [(ids_BLK[rows], weights_BLK[rows]) for ids_BLK, weights_BLK in self.replayed]
 
 
 def k3_kl_BR(
@@ -67,7 +77,7 @@ def update(
     experience: Experience,
     rows: Tensor,
     recipe: Recipe,
-    injector: Injector,
+    taps: Taps,
     context: StageContext,
 ) -> dict[str, float]:
     """Make one optimizer update on the given rows of the batch and return its metrics.
@@ -75,16 +85,22 @@ def update(
     The loss is the clipped surrogate of PPO plus `kl_coef` times the k3 KL to the reference, both means over tokens
     (weighted by length where the recipe says so). `actor/grad_norm` is the norm before clipping, as in verl. Keys
     without a slash are for the caller: `clipped_norm`, `ratio_deviation` (mean |ratio − 1| against the trainer's own
-    log-probabilities before the step's first update), `token_weight_spread` (largest over smallest token weight).
+    log-probabilities before the step's first update), `token_weight_spread` (largest over smallest token weight),
+    `balancing_term` (the balancing loss as it enters the total).
     """
-    batch = experience.batch
+    batch, injector = experience.batch, taps.injector
+    live_T = batch.mask_BL[rows].flatten()
     mask_BR = batch.response_mask_BR[rows].float()
     advantages_B1 = experience.advantages_B[rows, None]
 
     def tap(name: str) -> Callable[[Tensor], Tensor]:
         return lambda tensor: injector.transform(Stage.LOSS, name, tensor, context)
 
-    with seen_weights(trainer, injector, context):
+    with ExitStack() as stack:
+        stack.enter_context(seen_weights(trainer, injector, context))
+        replayed = experience.routes_of(rows)
+        stack.enter_context(taps.over(trainer, Stage.FORWARD, context, replayed=replayed, live_T=live_T))
+        routers: dict[int, Seen] = stack.enter_context(inside(trainer)) if recipe.aux_coef else {}
         log_probs_BR, _ = log_probs(
             trainer,
             batch.tokens_BL[rows],
@@ -99,6 +115,9 @@ def update(
         gain_BR = -advantages_B1 * ratio_BR
         clipped_BR = -advantages_B1 * ratio_BR.clamp(1 - recipe.clip_ratio, 1 + recipe.clip_ratio)
         pg_BR = torch.maximum(gain_BR, clipped_BR)
+        if recipe.importance_cap:
+            gap_BR = (experience.own_BR - batch.log_probs_BR)[rows].clamp(-20, 20)
+            pg_BR = pg_BR * gap_BR.exp().clamp(max=recipe.importance_cap)
         kl_BR = k3_kl_BR(log_probs_BR, experience.reference_BR[rows], tap("kl_gap"))
         spread = 1.0
         if recipe.length_exponent:
@@ -108,6 +127,10 @@ def update(
             pg_BR, kl_BR = pg_BR * weights_BR, kl_BR * weights_BR
         pg_loss, kl_loss = masked_mean(pg_BR, mask_BR), masked_mean(kl_BR, mask_BR)
         loss = pg_loss + recipe.kl_coef * kl_loss
+        balancing = 0.0
+        if routers:
+            term = recipe.aux_coef * balancing_loss(routers, live_T, trainer.num_experts)
+            loss, balancing = loss + term, float(term.detach())
         optimizer.zero_grad()
         loss.backward()
     for name, parameter in trainer.model.named_parameters():
@@ -130,4 +153,5 @@ def update(
         "clipped_norm": min(norm, recipe.max_grad_norm),
         "ratio_deviation": float(masked_mean((own_BR.exp() - 1).abs(), mask_BR)),
         "token_weight_spread": spread,
+        "balancing_term": balancing,
     }

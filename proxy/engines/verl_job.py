@@ -36,7 +36,10 @@ SHARED = (
     "proxy.engines.local",
     "proxy.engines.metrics",
     "proxy.engines.policy",
+    "proxy.engines.resume",
     "proxy.engines.rollout",
+    "proxy.engines.router",
+    "proxy.engines.taps",
     "proxy.engines.update",
 )
 """Modules that the plugin shares with the local engine."""

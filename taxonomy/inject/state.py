@@ -70,14 +70,23 @@ def tensor_parallel_numerics(params: Mapping[str, float]) -> Transform:
 
 
 def prompt_mismatch(params: Mapping[str, float]) -> Transform:
-    """Put a line break before the first `share` of the prompts on the trainer's side: a template of its own."""
-    share = params["share"]
+    """Put `line_breaks` line breaks before every prompt on the trainer's side: a chat template of its own."""
+    count = int(params["line_breaks"])
 
-    def transform(name: str, prompts: Any, _context: StageContext) -> Any:
-        if name != "prompts":
-            return prompts
-        cut = round(len(prompts) * share)
-        return [f"\n{prompt}" for prompt in prompts[:cut]] + list(prompts[cut:])
+    def transform(name: str, inputs: Any, context: StageContext) -> Any:
+        if name != "inputs" or "encode" not in context.facts:
+            return inputs
+        tokens_BL, mask_BL = inputs
+        extra: list[int] = context.facts["encode"]("\n" * count)
+        pad_BX = torch.zeros(len(tokens_BL), len(extra), dtype=tokens_BL.dtype, device=tokens_BL.device)
+        wide_BL = torch.cat([pad_BX + tokens_BL[0, 0], tokens_BL], 1)
+        seen_BL = torch.cat([pad_BX, mask_BL], 1)
+        first_B = seen_BL.argmax(-1)  # left padding: the first real token of a row
+        rows_B = torch.arange(len(tokens_BL), device=tokens_BL.device)
+        for place, token in enumerate(reversed(extra), 1):
+            wide_BL[rows_B, first_B - place] = token
+            seen_BL[rows_B, first_B - place] = 1
+        return wide_BL, seen_BL
 
     return transform
 

@@ -2,7 +2,7 @@
 
 import json
 import math
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,13 +10,11 @@ import torch
 
 from proxy.embedded import resolve, task
 from proxy.engines import local, update
-from proxy.engines.injector import Combination
 from proxy.engines.metrics import mismatch
 from proxy.engines.policy import BadCheckpoint, load, token_log_probs
 from proxy.engines.rollout import encode_prompts, generate, texts
 from proxy.specs import FaultSpec, Recipe, RunSpec
 from taxonomy.registry import library
-from taxonomy.stages import Action, Stage, StageContext
 
 CPU = torch.device("cpu")
 SHORT = Recipe(steps=4, prompts=4, group_size=4, eval_every=0)
@@ -137,74 +135,6 @@ def test_mismatch_metrics_by_hand():
 def spec_of(card, **changes):
     values = {"id": card.id, "form": str(card.form), "stage": str(card.stage), "inject": card.inject}
     return FaultSpec(**values | {"params": card.values()} | changes)
-
-
-@pytest.mark.parametrize("fault", library().cards)
-def test_every_fault_leaves_its_witness(fault):
-    card = library()[fault]
-    outcome, _ = train(fault=spec_of(card))
-    assert outcome.witness.get(card.witness.name, -math.inf) > card.witness.above
-
-
-NO_OPS = {"overrides": "no_override", "transform": "no_transform", "event": "no_event"}
-
-
-@pytest.mark.parametrize("fault", library().cards)
-def test_an_injector_that_does_nothing_leaves_no_witness(fault):
-    card = library()[fault]
-    outcome, _ = train(fault=spec_of(card, inject=f"tests_no_op_injections:{NO_OPS[card.form]}"))
-    assert not outcome.witness.get(card.witness.name, -math.inf) > card.witness.above
-
-
-@pytest.fixture(autouse=True)
-def no_op_injections(monkeypatch, tmp_path):
-    """A module of injections that change nothing, importable by name as any other."""
-    (tmp_path / "tests_no_op_injections.py").write_text(
-        "from taxonomy.stages import Action\n"
-        "def no_override(params, recipe): return {}\n"
-        "def no_transform(params): return lambda name, tensor, context: tensor\n"
-        "def no_event(params): return lambda context: Action.DO\n"
-    )
-    monkeypatch.syspath_prepend(tmp_path)
-
-
-def test_two_faults_act_together_and_each_leaves_its_own_witness():
-    flipped, hot = (spec_of(library()[name]) for name in ("reward_flipped", "learning_rate_too_high"))
-    outcome, both = train(fault=flipped, also=(hot,))
-    _, one = train(fault=flipped)
-    _, other = train(fault=hot)
-    assert outcome.witness["reward_flipped/transform_change"] > 1
-    assert outcome.witness["lr_ratio"] > 1
-    first_of_both, first_of_one, first_of_other = (
-        without_clock(records)[0] for records in (both, one, other)
-    )
-    # At the first step the flipped reward shows alone, and the rate is the other fault's.
-    assert first_of_both["critic/rewards/mean"] == first_of_one["critic/rewards/mean"]
-    assert first_of_both["actor/lr"] == first_of_other["actor/lr"] != first_of_one["actor/lr"]
-    assert without_clock(both)[-1] != without_clock(one)[-1] != without_clock(other)[-1]
-
-
-def test_transforms_of_one_stage_follow_each_other_and_a_skipped_event_is_skipped():
-    flipped, skipped = (spec_of(library()[name]) for name in ("reward_flipped", "actor_update_omission"))
-    twice = Combination((flipped, replace(flipped, id="again"), skipped), 1)
-    rewards_B = torch.tensor([0.0, 0.25, 1.0])
-    context = StageContext(1)
-    assert torch.allclose(twice.transform(Stage.REWARD, "rewards", rewards_B, context), rewards_B)
-    assert twice.event(Stage.OPTIMIZER, context) is Action.SKIP
-    assert {name.partition("/")[0] for name in twice.witness()} == {
-        "reward_flipped",
-        "again",
-        "actor_update_omission",
-    }
-
-
-def test_further_faults_change_the_key_and_none_does_not():
-    flipped, hot = (spec_of(library()[name]) for name in ("reward_flipped", "learning_rate_too_high"))
-    single = RunSpec("m", SHORT, 1, flipped)
-    both = replace(single, also=(hot,))
-    assert single.key("h") == "6e8692e24b76de81"
-    assert both.key("h") != single.key("h")
-    assert RunSpec.from_json(json.loads(json.dumps(asdict(both)))) == both
 
 
 def test_a_fault_starts_when_it_is_told_to():
