@@ -8,13 +8,14 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 PLAYBOOK ?= playbooks/kl_spike.yaml
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-test run test bench accept study selftest clean distclean verl-env test-verl verl-resolve
+.PHONY: help setup setup-test run test bench accept families study selftest clean distclean verl-env test-verl verl-resolve
 
 help:
 	@echo "make setup   the environment, in $(VENV)"
 	@echo "make run     set-up, then: diagnose run $(PLAYBOOK)"
 	@echo "make test    set-up with the test extras, then lint, types, layers and the whole suite"
 	@echo "make bench   set-up, then CPU seconds a step, seconds to build, wall time of the playbook"
+	@echo "make families  every MoE family: made, cut, loaded back, held to the masked original (docs/families.md)"
 	@echo "make accept  set-up, then the spine's promises with real incidents (half an hour)"
 	@echo "make study   set-up, then every bar of the scoring, into docs/study.md (hours; STUDY=--quick: a minute)"
 	@echo "make selftest   set-up, then every fault hidden in turn, into docs/selftest.md (hours; shares make study's runs)"
@@ -59,6 +60,9 @@ test: setup-test
 
 bench: setup
 	$(BIN)/python -m bench.spine
+
+families: setup
+	$(BIN)/python -m bench.families --out docs/families.md
 
 accept: setup
 	$(BIN)/python -m bench.accept

@@ -193,7 +193,7 @@ def _write(
     """Write the proxy folder and return the manifest with the proxy's own hash."""
     with new_folder(spec.out) as folder:
         copy_side_files(folder, checkpoint)
-        write_json(folder / CONFIG, edited_config(checkpoint.config, layout, spec.experts))
+        write_json(folder / CONFIG, edited_config(checkpoint.config, layout, spec.experts, selections))
         write_weights(folder, checkpoint, outputs(checkpoint, layout, selections, mixtures), progress)
         manifest["proxy_hash"] = checkpoint_hash(folder)
         write_json(folder / MANIFEST, manifest)

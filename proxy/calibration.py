@@ -44,7 +44,7 @@ def uncalibrated(checkpoint: Checkpoint, layout: Layout) -> list[LayerStats]:
     """
     stats = []
     for layer in layout.moe_layers:
-        router_EH = checkpoint.array(layout.router(layer)).astype(np.float64)
+        router_EH = checkpoint.array(layout.router(layer)).astype(np.float64)[: layout.experts]
         experts, hidden = router_EH.shape
         stats.append(
             LayerStats(

@@ -98,9 +98,13 @@ class Checkpoint:
             CheckpointError: If its dtype is no plain float, or it holds NaN or infinity.
         """
         info = self.tensors[name]
+        return to_float32(self.raw(name), info).reshape(info.shape)
+
+    def raw(self, name: str, record: int | None = None, of: int = 1) -> bytes:
+        """Return a tensor's bytes, or those of one of the equal leading records it consists of."""
+        info = self.tensors[name]
         with self.open(info.file) as file:
-            raw = b"".join(read_chunks(file, info, None))
-        return to_float32(raw, info)
+            return b"".join(read_chunks(file, info, None if record is None else (record,), of))
 
 
 def open_checkpoint(folder: str | Path) -> Checkpoint:
@@ -204,7 +208,7 @@ def check_finite(chunk: bytes, info: TensorInfo) -> None:
 
 
 def to_float32(raw: bytes, info: TensorInfo) -> NDArray[np.float32]:
-    """Return a tensor's bytes as a float32 array of its shape.
+    """Return bytes of a tensor as a flat float32 array.
 
     Raises:
         CheckpointError: If its dtype is no plain float, or it holds NaN or infinity.
@@ -218,7 +222,7 @@ def to_float32(raw: bytes, info: TensorInfo) -> NDArray[np.float32]:
         raise CheckpointError(
             f"tensor {info.name!r} is {info.dtype}; arithmetic on it needs F64, F32, F16 or BF16"
         )
-    return array.reshape(info.shape)
+    return array
 
 
 def from_float32(array: NDArray[np.float32], dtype: str) -> bytes:

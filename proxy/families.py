@@ -1,8 +1,8 @@
 """MoE families as data: where a checkpoint keeps its experts, and what every one of its tensors is.
 
-A family is one declarative entry. `understand` lays it over an opened checkpoint and gives each tensor a
-role. In a MoE layer nothing may be left over, because a per-expert tensor that is copied by mistake loads
-clean and is wrong. Third-party packages add families through the entry-point group
+A family is one declarative entry (`proxy.family_table`). `understand` lays it over an opened checkpoint and
+gives each tensor a role. In a MoE block nothing may be left over, because a per-expert tensor that is copied
+by mistake loads clean and is wrong. Third-party packages add families through the entry-point group
 ``rl_diagnose.families`` (a callable that returns an iterable of `Family`).
 """
 
@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
-from functools import cache
+from functools import cache, cached_property
 from importlib.metadata import entry_points
 from typing import Any
 
@@ -21,69 +21,79 @@ from proxy.errors import CheckpointError
 
 _NUMBER = r"(0|[1-9]\d{0,5})"  # as the names are written back: no leading zeros
 
+LAYERS = ("model.layers.{L}.", "model.language_model.layers.{L}.", "language_model.model.layers.{L}.")
+"""Prefixes of a layer's tensors: a text model's, and those of wrappers that add vision or audio."""
+
 
 @dataclass(frozen=True)
 class Family:
-    """How one family of checkpoints names things. Config keys may be dotted (``text_config.num_experts``).
+    """How one family of checkpoints names things. Config keys are looked up in `roots`, and may be dotted.
 
     Attributes:
         model_type: `model_type` of the config.
+        also: Further values of `model_type` with the very same names.
+        roots: Config sections that may hold the keys, "" for the top; the first with an expert count is it.
         counts: Config keys of the expert count; every one that is present is edited.
         top_k: Config key of the experts a token is routed to.
-        layers: Config key of the number of layers of the backbone.
-        layer: Prefix of a layer's tensors, with ``{L}``.
-        block: Prefix of the MoE block inside a layer.
+        layers: Config key of the number of layers of the backbone; "" where every layer belongs to it.
+        layer: Possible prefixes of a layer's tensors, with ``{L}``; the one in use holds router rows.
+        block: Prefix of the MoE block inside a layer ("" where its parts lie in the layer itself).
         router: Router rows inside the block, one row an expert.
         experts: Prefix of one expert's tensors inside the block, with ``{E}``.
+        fused: Prefixes inside the block of tensors that hold all experts, one record an expert.
+        flat: Whether the rows of all experts are joined on the first axis of such tensors.
         vectors: Other tensors inside the block with one entry an expert (selection bias), sliced.
+        beside: The same, outside the block, by their name inside the layer.
+        ids: Tensors inside the block whose values are expert ids (hash routing), mapped.
         shared: Prefixes inside the block that every token passes through; byte copy.
+        extra_rows: Router rows behind those of the experts: a number, or the config key that has it.
         groups: Config key of the number of expert groups ("" for a family without groups).
         topk_groups: Config key of the groups a token may use.
         group_score_experts: Experts of a group that its score adds up; a group may not have fewer.
-        mtp_counts: Config keys of the number of multi-token-prediction layers, kept as further layers
-            behind the backbone; they are dropped and the count is set to 0. Empty: no such layers.
+        mtp_counts: Config keys of the number of multi-token-prediction layers, set to 0 when they are dropped.
+        mtp: Further prefixes of multi-token-prediction tensors, beside layers behind the backbone.
+        tap: Where calibration sees the routing: "experts" (the experts' own arguments) or "scores" (the
+            router's first result, one score an expert, 0 where it was not chosen).
     """
 
     model_type: str
-    counts: tuple[str, ...]
+    also: tuple[str, ...] = ()
+    roots: tuple[str, ...] = ("", "text_config")
+    counts: tuple[str, ...] = ("num_experts",)
     top_k: str = "num_experts_per_tok"
     layers: str = "num_hidden_layers"
-    layer: str = "model.layers.{L}."
+    layer: tuple[str, ...] = LAYERS
     block: str = "mlp."
     router: str = "gate.weight"
     experts: str = "experts.{E}."
+    fused: tuple[str, ...] = ("experts.",)
+    flat: bool = False
     vectors: tuple[str, ...] = ()
+    beside: tuple[str, ...] = ()
+    ids: tuple[str, ...] = ()
     shared: tuple[str, ...] = ()
+    extra_rows: int | str = 0
     groups: str = ""
     topk_groups: str = ""
     group_score_experts: int = 1
     mtp_counts: tuple[str, ...] = ()
-
-
-FAMILIES = (
-    # transformers writes num_local_experts where the hub's configs have num_experts.
-    Family(model_type="qwen3_moe", counts=("num_experts", "num_local_experts")),
-    Family(
-        model_type="deepseek_v3",
-        counts=("n_routed_experts",),
-        vectors=("gate.e_score_correction_bias",),
-        shared=("shared_experts.",),
-        groups="n_group",
-        topk_groups="topk_group",
-        group_score_experts=2,
-        mtp_counts=("num_nextn_predict_layers", "num_mtp_layers"),
-    ),
-)
+    mtp: tuple[str, ...] = ("mtp.", "model.mtp.", "model.mtp_layers.")
+    tap: str = "experts"
 
 
 @cache
 def families() -> dict[str, Family]:
     """Return the known families by `model_type`: the shipped ones and those of installed packages."""
+    from proxy.family_table import FAMILIES
+
     known = list(FAMILIES)
     for point in entry_points(group="rl_diagnose.families"):
         known += point.load()()
-    by_type = {family.model_type: family for family in known}
-    assert len(by_type) == len(known), "two families share a model_type"
+    spelled = [
+        replace(family, model_type=name) for family in known for name in (family.model_type, *family.also)
+    ]
+    by_type = {family.model_type: family for family in spelled}
+    assert len(by_type) == len(spelled), "two families share a model_type"
     return by_type
 
 
@@ -92,18 +102,35 @@ class Role(Enum):
 
     COPY = "copied byte for byte"
     EXPERT = "one expert's own: kept under a new number or dropped"
+    FUSED = "weights of all experts, one record an expert: sliced"
     ROWS = "one row or entry an expert: sliced"
+    IDS = "expert ids: mapped"
     DROP = "multi-token prediction: dropped"
 
 
 @dataclass(frozen=True)
 class Part:
-    """Role of one tensor; `layer`, `expert`, `rest` (name behind the expert's prefix) where they apply."""
+    """Role of one tensor.
+
+    Attributes:
+        role: The role.
+        layer: Its layer, -1 outside of layers; layers behind the backbone go on counting.
+        expert: Its expert, for `Role.EXPERT`.
+        rest: Name behind the expert's prefix, for `Role.EXPERT`; name inside the layer for others in a layer.
+        head: Name up to the expert's number, for `Role.EXPERT`.
+        records: Equal leading records the tensor consists of, for sliced roles.
+    """
 
     role: Role
     layer: int = -1
     expert: int = -1
     rest: str = ""
+    head: str = ""
+    records: int = 1
+
+    def renamed(self, expert: int) -> str:
+        """Return the name of an expert's tensor under another number."""
+        return f"{self.head}{expert}.{self.rest}"
 
 
 @dataclass(frozen=True)
@@ -116,8 +143,12 @@ class Layout:
         top_k: Experts a token is routed to.
         groups: Expert groups (1: none), contiguous and of equal size.
         topk_groups: Groups a token may use.
-        moe_layers: Indices of the MoE layers.
+        moe_layers: Indices of the backbone's MoE layers.
+        mtp_layers: Indices of MoE layers behind the backbone that are kept and pruned; empty when dropped.
         parts: Role of every tensor, by name.
+        root: Config section that holds the family's keys.
+        prefix: The layer prefix in use, with ``{L}``.
+        extra_rows: Router rows behind those of the experts.
     """
 
     family: Family
@@ -126,19 +157,42 @@ class Layout:
     groups: int
     topk_groups: int
     moe_layers: tuple[int, ...]
+    mtp_layers: tuple[int, ...] = ()
     parts: dict[str, Part] = field(default_factory=dict)
+    root: str = ""
+    prefix: str = LAYERS[0]
+    extra_rows: int = 0
 
     def block(self, layer: int) -> str:
         """Return the name prefix of a layer's MoE block."""
-        return self.family.layer.replace("{L}", str(layer)) + self.family.block
+        return self.prefix.replace("{L}", str(layer)) + self.family.block
 
     def router(self, layer: int) -> str:
         """Return the name of a layer's router rows."""
-        return self.block(layer) + self.family.router
+        return self.routers[layer]
 
-    def expert(self, layer: int, expert: int, rest: str) -> str:
-        """Return the name of one of an expert's tensors."""
-        return self.block(layer) + self.family.experts.replace("{E}", str(expert)) + rest
+    @cached_property
+    def routers(self) -> dict[int, str]:
+        """Name of the router rows, by layer."""
+        tail = self.family.block + self.family.router
+        return {
+            part.layer: name
+            for name, part in self.parts.items()
+            if part.role is Role.ROWS and part.rest == tail
+        }
+
+    @cached_property
+    def members(self) -> dict[int, dict[int, dict[str, str]]]:
+        """Names of the experts' own tensors, by layer, expert and rest of the name."""
+        found: dict[int, dict[int, dict[str, str]]] = {}
+        for name, part in self.parts.items():
+            if part.role is Role.EXPERT:
+                found.setdefault(part.layer, {}).setdefault(part.expert, {})[part.rest] = name
+        return found
+
+    def key(self, key: str) -> str:
+        """Return a family's config key with its section."""
+        return f"{self.root}.{key}" if self.root else key
 
 
 def get_key(config: dict[str, Any], key: str) -> Any:
@@ -157,35 +211,58 @@ def set_key(config: dict[str, Any], key: str, value: Any) -> None:
     config[last] = value
 
 
-def understand(checkpoint: Checkpoint) -> Layout:
+def understand(checkpoint: Checkpoint, mtp: str = "drop") -> Layout:
     """Find a checkpoint's family and give each of its tensors a role.
+
+    Args:
+        checkpoint: The checkpoint.
+        mtp: "drop" multi-token-prediction layers, or "prune" their experts too.
 
     Raises:
         CheckpointError: The family is unknown, or a config key or tensor is missing, of an unexpected shape,
             or not understood; the message names it.
     """
+    assert mtp in ("drop", "prune"), mtp
     family = _family(checkpoint)
     config = checkpoint.config
-    experts = _count(config, family)
-    layers = _positive(config, family.layers)
-    groups = _positive(config, family.groups, default=1) if family.groups else 1
-    topk_groups = _positive(config, family.topk_groups, default=1) if family.topk_groups else 1
+    root = _root(config, family)
+    prefix = _prefix(checkpoint, family)
+    experts = _count(config, [f"{root}{key}" for key in family.counts])
+    layers = _positive(config, root + family.layers) if family.layers else 10**9
+    groups = _positive(config, root + family.groups, default=1) if family.groups else 1
+    topk_groups = _positive(config, root + family.topk_groups, default=1) if family.topk_groups else 1
+    extra = family.extra_rows
+    if isinstance(extra, str):
+        extra = int(get_key(config, root + extra) or 0)
     if experts % groups or topk_groups > groups:
         raise CheckpointError(
             f"config: {experts} experts, {family.groups} {groups}, {family.topk_groups} {topk_groups} clash"
         )
-    parts, unknown = _assign(checkpoint, family, layers)
+    parts, unknown = _Assigner(checkpoint, family, prefix, layers, experts, extra, mtp).assign()
     if unknown:
         raise CheckpointError(
             f"{checkpoint.folder}: not understood in a {family.model_type} checkpoint: {_some(unknown)}",
-            "this variant of the family needs an entry of its own in proxy/families.py",
+            "this variant of the family needs an entry of its own in proxy/family_table.py",
         )
-    moe_layers = tuple(sorted({part.layer for part in parts.values() if part.role is Role.EXPERT}))
+    sparse = sorted({part.layer for part in parts.values() if part.role in (Role.EXPERT, Role.FUSED)})
+    moe_layers = tuple(layer for layer in sparse if layer < layers)
     if not moe_layers:
         raise CheckpointError(
             f"{checkpoint.folder}: no layer has experts, so this is not a Mixture-of-Experts model"
         )
-    layout = Layout(family, experts, _positive(config, family.top_k), groups, topk_groups, moe_layers, parts)
+    layout = Layout(
+        family,
+        experts,
+        _positive(config, root + family.top_k),
+        groups,
+        topk_groups,
+        moe_layers,
+        tuple(layer for layer in sparse if layer >= layers),
+        parts,
+        root.removesuffix("."),
+        prefix,
+        extra,
+    )
     if layout.top_k > experts:
         raise CheckpointError(f"config: {family.top_k} {layout.top_k} is more than the {experts} experts")
     _check_complete(checkpoint, layout)
@@ -201,95 +278,181 @@ def _family(checkpoint: Checkpoint) -> Family:
     looks = f"its experts are {_some(alike)}" if alike else "no tensor names an expert, so it looks dense"
     raise CheckpointError(
         f"{checkpoint.folder}: model_type {model_type!r} is not a known Mixture-of-Experts family ({looks})",
-        f"known: {', '.join(sorted(families()))}; a family is one entry in proxy/families.py",
+        f"known: {', '.join(sorted(families()))}; a family is one entry in proxy/family_table.py",
     )
 
 
+def _root(config: dict[str, Any], family: Family) -> str:
+    """Return the config section that holds the expert count, with a dot behind it ("" for the top)."""
+    for root in family.roots:
+        start = f"{root}." if root else ""
+        if any(get_key(config, start + key) is not None for key in family.counts):
+            return start
+    raise CheckpointError(f"config has none of {', '.join(family.counts)}: the expert count is unknown")
+
+
+def _prefix(checkpoint: Checkpoint, family: Family) -> str:
+    """Return the layer prefix under which router rows are found, the first one where none are."""
+    for prefix in family.layer:
+        pattern = _pattern(prefix, "{L}", re.escape(family.block + family.router) + "$")
+        if any(map(pattern.match, checkpoint.tensors)):
+            return prefix
+    return family.layer[0]
+
+
+def _pattern(name: str, hole: str, tail: str = "") -> re.Pattern[str]:
+    """Return a pattern for a name with a number in a hole."""
+    return re.compile(re.escape(name).replace(re.escape(hole), _NUMBER) + tail)
+
+
 def _positive(config: dict[str, Any], key: str, default: int | None = None) -> int:
-    """Return a positive whole number of the config; `default` stands in for an explicit null only."""
+    """Return a positive whole number of the config; `default` stands in for an explicit null only.
+
+    A list (one number a layer) counts as its number where they are all equal.
+    """
     value = get_key(config, key)
-    if value is None and default is not None and key in config:
+    *parents, last = key.split(".")
+    section = get_key(config, ".".join(parents)) if parents else config
+    if value is None and default is not None and isinstance(section, dict) and last in section:
         return default
+    if isinstance(value, list) and value and all(item == value[0] for item in value):
+        value = value[0]
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise CheckpointError(f"config: {key} is {value!r}, expected a positive whole number")
     return value
 
 
-def _count(config: dict[str, Any], family: Family) -> int:
+def _count(config: dict[str, Any], keys: list[str]) -> int:
     """Return the expert count, which every count key that is present must agree on."""
-    present = [key for key in family.counts if get_key(config, key) is not None]
-    if not present:
-        raise CheckpointError(f"config has none of {', '.join(family.counts)}: the expert count is unknown")
+    present = [key for key in keys if get_key(config, key) is not None]
     counts = {_positive(config, key) for key in present}
     if len(counts) > 1:
         raise CheckpointError(f"config: {' and '.join(present)} disagree: {sorted(counts)}")
     return counts.pop()
 
 
-def _assign(checkpoint: Checkpoint, family: Family, layers: int) -> tuple[dict[str, Part], list[str]]:
-    """Return the role of each tensor, and the names that fit none."""
-    layer_name = re.compile(re.escape(family.layer).replace(re.escape("{L}"), _NUMBER))
-    expert_name = re.compile(re.escape(family.experts).replace(re.escape("{E}"), _NUMBER))
-    parts: dict[str, Part] = {}
-    in_block: dict[int, list[tuple[str, str]]] = {}
-    unknown: list[str] = []
-    for name in checkpoint.tensors:
-        found = layer_name.match(name)
-        if not found:
-            parts[name] = Part(Role.COPY)
-            if "expert" in name:
+@dataclass
+class _Assigner:
+    """Gives each tensor of a checkpoint its role."""
+
+    checkpoint: Checkpoint
+    family: Family
+    prefix: str
+    layers: int
+    experts: int
+    extra: int
+    mtp: str
+
+    def assign(self) -> tuple[dict[str, Part], list[str]]:
+        """Return the role of each tensor, and the names that fit none."""
+        layer_name = _pattern(self.prefix, "{L}")
+        mtp_name = re.compile(f"({'|'.join(map(re.escape, self.family.mtp))})(?:(?:layers\\.)?{_NUMBER}\\.)?")
+        parts: dict[str, Part] = {}
+        unknown: list[str] = []
+        in_layer: dict[int, list[tuple[str, str]]] = {}
+        for name in self.checkpoint.tensors:
+            found = layer_name.match(name)
+            foreign = not found and mtp_name.match(name)
+            if found:
+                layer, rest = int(found[1]), name[found.end() :]
+            elif foreign:
+                layer, rest = self.layers + int(foreign[2] or 0), name[foreign.end() :]
+            else:
+                parts[name] = Part(Role.COPY)
+                if "expert" in name:
+                    unknown.append(name)
+                continue
+            if layer >= self.layers and found and not self.family.mtp_counts:
                 unknown.append(name)
-            continue
-        layer, rest = int(found[1]), name[found.end() :]
-        if layer >= layers:
-            parts[name] = Part(Role.DROP, layer)
-            if not family.mtp_counts:
-                unknown.append(name)
-        elif rest.startswith(family.block):
-            in_block.setdefault(layer, []).append((name, rest.removeprefix(family.block)))
-        else:
-            parts[name] = Part(Role.COPY, layer)
-    for layer, names in in_block.items():
-        sparse = any(
-            expert_name.match(rest) or rest == family.router or "expert" in rest for _, rest in names
+            elif layer >= self.layers and self.mtp == "drop":
+                parts[name] = Part(Role.DROP, layer)
+            else:
+                in_layer.setdefault(layer, []).append((name, rest))
+        for layer, names in in_layer.items():
+            self._assign_layer(layer, names, parts, unknown)
+        return parts, unknown
+
+    def _assign_layer(
+        self, layer: int, names: list[tuple[str, str]], parts: dict[str, Part], unknown: list[str]
+    ) -> None:
+        """Assign the tensors of one layer, given as full names and names inside the layer."""
+        family = self.family
+        expert_name = _pattern(family.block + family.experts, "{E}")
+        router = family.block + family.router
+        rows = {router, *(family.block + name for name in family.vectors), *family.beside}
+        ids = {family.block + name for name in family.ids}
+        fused = tuple(family.block + name for name in family.fused)
+        shared = tuple(family.block + name for name in family.shared)
+        single = any(expert_name.match(rest) for _, rest in names)
+        sparse = single or any(
+            rest == router or (rest.startswith(family.block) and "expert" in rest.removeprefix(family.block))
+            for _, rest in names
         )
         for name, rest in names:
             expert = expert_name.match(rest)
+            records = self.experts + self.extra if rest in rows and self._has_extra(name) else self.experts
             if expert:
-                parts[name] = Part(Role.EXPERT, layer, int(expert[1]), rest[expert.end() :])
-            elif rest == family.router or rest in family.vectors:
-                parts[name] = Part(Role.ROWS, layer)
-            elif not sparse or rest.startswith(family.shared):
-                parts[name] = Part(Role.COPY, layer)
+                start = len(name) - len(rest) + expert.start(1)
+                parts[name] = Part(Role.EXPERT, layer, int(expert[1]), rest[expert.end() :], name[:start])
+            elif rest in rows:
+                parts[name] = Part(Role.ROWS, layer, rest=rest, records=records)
+            elif rest in ids:
+                parts[name] = Part(Role.IDS, layer, rest=rest)
+            elif sparse and not single and rest.startswith(fused):
+                parts[name] = Part(Role.FUSED, layer, rest=rest, records=self.experts)
+            elif not sparse or not rest.startswith(family.block) or (shared and rest.startswith(shared)):
+                parts[name] = Part(Role.COPY, layer, rest=rest)
+            elif not family.block and "expert" not in rest:
+                parts[name] = Part(Role.COPY, layer, rest=rest)  # the block is the layer, attention included
             else:
                 unknown.append(name)
-    return parts, unknown
+
+    def _has_extra(self, name: str) -> bool:
+        """Say whether a tensor with a row an expert has the extra rows too (a selection bias need not)."""
+        return bool(self.extra) and self.experts + self.extra in self.checkpoint.tensors[name].shape[:2]
 
 
 def _check_complete(checkpoint: Checkpoint, layout: Layout) -> None:
     """Check that each MoE layer has all its experts, alike in names, dtypes and shapes, and rows for each."""
-    members: dict[int, dict[int, dict[str, TensorInfo]]] = {layer: {} for layer in layout.moe_layers}
-    for name, part in layout.parts.items():
-        if part.role is Role.EXPERT:
-            members[part.layer].setdefault(part.expert, {})[part.rest] = checkpoint.tensors[name]
-    for layer, experts in members.items():
-        if len(experts) != layout.experts or max(experts) != layout.experts - 1:
+    quantised = any(
+        get_key(checkpoint.config, key) for key in ("quantization_config", "text_config.quantization_config")
+    )
+    for layer, experts in layout.members.items():
+        regular = {expert for expert in experts if expert < layout.experts}
+        if len(regular) != layout.experts or max(experts) >= layout.experts + layout.extra_rows:
             raise CheckpointError(
                 f"layer {layer} holds {len(experts)} experts, numbered up to {max(experts)}; "
                 f"the config says {layout.experts}"
             )
-        first = {rest: (info.dtype, info.shape) for rest, info in experts[0].items()}
-        for expert, tensors in experts.items():
-            if {rest: (info.dtype, info.shape) for rest, info in tensors.items()} != first:
+        first = _looks(checkpoint, experts[0])
+        for expert in regular:
+            # A quantised checkpoint may leave some experts in full precision.
+            if _looks(checkpoint, experts[expert]) != first and not quantised:
                 raise CheckpointError(
                     f"layer {layer}: tensors of expert {expert} differ from those of expert 0"
                 )
-        if layout.router(layer) not in checkpoint.tensors:
-            raise CheckpointError(f"layer {layer} has experts but no router {layout.router(layer)!r}")
+    for layer in (*layout.moe_layers, *layout.mtp_layers):
+        if layer not in layout.routers:
+            raise CheckpointError(
+                f"layer {layer} has experts but no router {layout.block(layer) + layout.family.router!r}"
+            )
     for name, part in layout.parts.items():
+        if part.role not in (Role.ROWS, Role.FUSED):
+            continue
         shape = checkpoint.tensors[name].shape
-        if part.role is Role.ROWS and shape[:1] != (layout.experts,):
-            raise CheckpointError(f"tensor {name!r} has shape {shape}, expected {layout.experts} rows")
+        lead = shape[1:2] if shape[:1] == (1,) and part.role is Role.ROWS else shape[:1]
+        joined = layout.family.flat and part.role is Role.FUSED and lead and lead[0] % part.records == 0
+        if lead != (part.records,) and not joined:
+            raise CheckpointError(f"tensor {name!r} has shape {shape}, expected {part.records} rows")
+
+
+def _looks(checkpoint: Checkpoint, tensors: dict[str, str]) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """Return dtype and shape of an expert's tensors."""
+
+    def look(info: TensorInfo) -> tuple[str, tuple[int, ...]]:
+        return info.dtype, info.shape
+
+    return {rest: look(checkpoint.tensors[name]) for rest, name in tensors.items()}
 
 
 def _some(names: Iterable[str], most: int = 3) -> str:

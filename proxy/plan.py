@@ -71,11 +71,12 @@ def plan_layout(checkpoint: Checkpoint, layout: Layout, experts: int) -> Plan:
         if part.role is Role.DROP:
             mtp += 1
             continue
-        if part.role is Role.EXPERT and part.expert >= experts:
+        if part.role is Role.EXPERT and experts <= part.expert < layout.experts:
             continue  # which ones go does not matter for the size: all experts are alike
-        share = experts if part.role is Role.ROWS else layout.experts
-        parameters += prod(info.shape) * share // layout.experts
-        size += info.nbytes * share // layout.experts
+        sliced = part.role in (Role.ROWS, Role.FUSED)
+        kept = part.records - layout.experts + experts if sliced else part.records
+        parameters += prod(info.shape) // part.records * kept
+        size += info.nbytes // part.records * kept
     return Plan(
         family=layout.family.model_type,
         experts=layout.experts,

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 import shutil
 import struct
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 from uuid import uuid4
 
 import numpy as np
@@ -29,9 +30,10 @@ from proxy.checkpoint import (
     from_float32,
     inside,
     read_chunks,
+    to_float32,
 )
 from proxy.errors import BuildError, CheckpointError
-from proxy.families import Layout, Role, get_key, set_key
+from proxy.families import Layout, Part, Role, get_key, set_key
 from proxy.manifest import MANIFEST
 from proxy.selection import Selection
 
@@ -40,6 +42,15 @@ WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".onnx", ".h5
 
 Mixture = tuple[tuple[int, float], ...]
 """Experts that are averaged into one, with weights that add up to 1."""
+
+
+class Share(NamedTuple):
+    """One record of a tensor and its weight in an average."""
+
+    source: TensorInfo
+    record: int
+    of: int
+    weight: float
 
 
 @dataclass(frozen=True)
@@ -52,7 +63,9 @@ class Output:
         shape: Its shape.
         records: Leading records that are kept; None for all.
         of: Number of leading records of the source.
-        mixture: Tensors that are averaged instead, with weights; empty for a copy.
+        mixture: What is averaged instead, one entry a kept record (one in all for an expert's own tensor):
+            tensors and records of them, with weights; empty for a copy.
+        ids: New id of each expert, for a tensor whose values are expert ids; empty for others.
     """
 
     name: str
@@ -60,7 +73,8 @@ class Output:
     shape: tuple[int, ...]
     records: tuple[int, ...] | None = None
     of: int = 1
-    mixture: tuple[tuple[TensorInfo, float], ...] = ()
+    mixture: tuple[tuple[Share, ...], ...] = ()
+    ids: tuple[int, ...] = ()
 
     @property
     def nbytes(self) -> int:
@@ -90,44 +104,114 @@ def outputs(
     }
     for name, info in checkpoint.tensors.items():
         part = layout.parts[name]
+        output = Output(name, info, info.shape)
         if part.role is Role.DROP:
             continue
-        output = Output(name, info, info.shape)
-        if part.role is Role.ROWS:
-            kept = selections[part.layer].kept
-            output = Output(name, info, (len(kept), *info.shape[1:]), kept, layout.experts)
-        elif part.role is Role.EXPERT:
-            if part.expert not in position[part.layer]:
+        mixed = mixtures.get(part.layer, {}) if mixtures else {}
+        if part.role is Role.EXPERT:
+            new = _new_number(layout, position[part.layer], part.expert)
+            if new is None:
                 continue
-            new_name = layout.expert(part.layer, position[part.layer][part.expert], part.rest)
-            mixture = mixtures[part.layer][part.expert] if mixtures else ()
+            names = layout.members[part.layer]
             members = tuple(
-                (checkpoint.tensors[layout.expert(part.layer, expert, part.rest)], weight)
-                for expert, weight in mixture
+                Share(checkpoint.tensors[names[expert][part.rest]], 0, 1, weight)
+                for expert, weight in mixed.get(part.expert, ())
             )
-            output = Output(new_name, info, info.shape, mixture=members if len(members) > 1 else ())
+            output = Output(
+                part.renamed(new), info, info.shape, mixture=(members,) if len(members) > 1 else ()
+            )
+        elif part.role in (Role.ROWS, Role.FUSED):
+            mixed = mixed if part.role is Role.FUSED else {}
+            output = _sliced(output, part, layout, selections[part.layer].kept, mixed)
+        elif part.role is Role.IDS:
+            owner = selections[part.layer].owner
+            output = Output(name, info, info.shape, ids=tuple(position[part.layer][head] for head in owner))
         files.setdefault(info.file, []).append(output)
     return files
 
 
-def edited_config(config: Mapping[str, Any], layout: Layout, experts: int) -> dict[str, Any]:
-    """Return the config with the expert count changed, and the count of MTP layers set to 0; no other key.
+def kept_records(layout: Layout, part: Part, kept: tuple[int, ...]) -> tuple[int, ...]:
+    """Return which records of a sliced tensor stay: those of the kept experts, and those behind all experts."""
+    return (*kept, *range(layout.experts, part.records))
+
+
+def _new_number(layout: Layout, position: Mapping[int, int], expert: int) -> int | None:
+    """Return the new number of an expert, None where it goes; what lies behind the experts moves up."""
+    return expert - layout.experts + len(position) if expert >= layout.experts else position.get(expert)
+
+
+def _sliced(
+    output: Output, part: Part, layout: Layout, kept: tuple[int, ...], mixed: Mapping[int, Mixture]
+) -> Output:
+    """Return the slice of a tensor with one record an expert."""
+    records = kept_records(layout, part, kept)
+    axis = 1 if output.shape[0] == 1 != part.records else 0
+    shape = list(output.shape)
+    shape[axis] = shape[axis] // part.records * len(records)
+    mixture = tuple(
+        tuple(Share(output.source, expert, part.records, weight) for expert, weight in mixed[head])
+        for head in kept
+        if mixed
+    )
+    if all(len(members) == 1 for members in mixture):
+        mixture = ()
+    return Output(output.name, output.source, tuple(shape), records, part.records, mixture)
+
+
+def edited_config(
+    config: Mapping[str, Any], layout: Layout, experts: int, selections: Mapping[int, Selection]
+) -> dict[str, Any]:
+    """Return the config with the expert count changed, MTP layers counted out, and expert ids renumbered.
 
     Args:
         config: The raw config.
         layout: The checkpoint's layout.
         experts: Experts that each layer has now.
+        selections: Experts kept, by layer.
     """
     edited = copy.deepcopy(dict(config))
-    for key in layout.family.counts:
-        if get_key(edited, key) is not None:
-            set_key(edited, key, experts)
-    present = [key for key in layout.family.mtp_counts if get_key(edited, key) is not None]
+    for key in map(layout.key, layout.family.counts):
+        if (old := get_key(edited, key)) is not None:
+            set_key(edited, key, [experts] * len(old) if isinstance(old, list) else experts)
+    mtp_counts = [layout.key(key) for key in layout.family.mtp_counts]
+    present = [key for key in mtp_counts if get_key(edited, key) is not None]
     dropped = any(part.role is Role.DROP for part in layout.parts.values())
-    # Without the key transformers assumes the family's default count, which may not be 0.
-    for key in present or (layout.family.mtp_counts[:1] if dropped else ()):
-        set_key(edited, key, 0)
+    if not layout.mtp_layers:
+        # Without the key transformers assumes the family's default count, which may not be 0.
+        for key in present or (mtp_counts[:1] if dropped else ()):
+            set_key(edited, key, 0)
+    for root in {"", layout.root}:
+        section = get_key(edited, f"{root}.quantization_config" if root else "quantization_config")
+        if isinstance(section, dict):
+            for key, value in section.items():
+                section[key] = _renumbered(value, layout, selections)
     return edited
+
+
+def _renumbered(value: Any, layout: Layout, selections: Mapping[int, Selection]) -> Any:
+    """Return part of a quantisation config with the experts in module names renumbered, dropped ones left out."""
+    if isinstance(value, dict):
+        return {key: _renumbered(item, layout, selections) for key, item in value.items()}
+    if isinstance(value, list) and all(isinstance(item, str) for item in value):
+        names = (_renumbered_name(item, layout, selections) for item in value)
+        return [name for name in names if name is not None]
+    if isinstance(value, list):
+        return [_renumbered(item, layout, selections) for item in value]
+    return value
+
+
+def _renumbered_name(name: str, layout: Layout, selections: Mapping[int, Selection]) -> str | None:
+    """Return a module name with its expert's new number, None for a dropped expert, others as they are."""
+    pattern = re.escape(layout.prefix + layout.family.block + layout.family.experts)
+    for hole in ("{L}", "{E}"):
+        pattern = pattern.replace(re.escape(hole), r"(\d+)")
+    found = re.match(pattern.removesuffix(r"\."), name)
+    if not found or int(found[1]) not in selections:
+        return name
+    kept = selections[int(found[1])].kept
+    if int(found[2]) not in kept:
+        return None
+    return name[: found.start(2)] + str(kept.index(int(found[2]))) + name[found.end(2) :]
 
 
 @contextmanager
@@ -234,7 +318,10 @@ def _write_file(path: Path, checkpoint: Checkpoint, tensors: list[Output], metad
         target.write(struct.pack("<Q", len(text)) + text)
         for tensor in tensors:
             if tensor.mixture:
-                target.write(_average(checkpoint, tensor))
+                for members in tensor.mixture:
+                    target.write(_average(checkpoint, members))
+            elif tensor.ids:
+                target.write(_mapped(checkpoint, tensor))
             else:
                 _copy(source, target, tensor)
 
@@ -246,12 +333,31 @@ def _copy(source: BinaryIO, target: BinaryIO, tensor: Output) -> None:
         target.write(chunk)
 
 
-def _average(checkpoint: Checkpoint, tensor: Output) -> bytes:
-    """Return the weighted average of tensors, taken in float32, in their own dtype."""
-    total = np.zeros(tensor.shape, np.float32)
-    for info, weight in tensor.mixture:
-        total += np.float32(weight) * checkpoint.array(info.name)
-    raw = from_float32(total, tensor.source.dtype)
-    if len(raw) != tensor.nbytes:
-        raise CheckpointError(f"tensor {tensor.name!r}: the average has another size than its parts")
-    return raw
+def _average(checkpoint: Checkpoint, shares: tuple[Share, ...]) -> bytes:
+    """Return the weighted average of records, taken in float32, in their own dtype."""
+    total: Any = np.float32(0.0)
+    for share in shares:
+        record = to_float32(checkpoint.raw(share.source.name, share.record, share.of), share.source)
+        total = total + np.float32(share.weight) * record
+    return from_float32(total, shares[0].source.dtype)
+
+
+def _mapped(checkpoint: Checkpoint, tensor: Output) -> bytes:
+    """Return a tensor of expert ids with each id replaced by its new one.
+
+    Raises:
+        CheckpointError: The values are no ids of experts.
+    """
+    info = tensor.source
+    if info.dtype not in ("I64", "I32", "U8"):
+        raise CheckpointError(
+            f"tensor {info.name!r} is {info.dtype}; expert ids are expected to be whole numbers"
+        )
+    kind = {"I64": "<i8", "I32": "<i4", "U8": "u1"}[info.dtype]
+    old = np.frombuffer(checkpoint.raw(info.name), kind)
+    if old.size and (old.min() < 0 or old.max() >= len(tensor.ids)):
+        raise CheckpointError(
+            f"tensor {info.name!r} names expert {old.max()}, and there are {len(tensor.ids)}",
+            "complete the download",
+        )
+    return bytes(np.asarray(tensor.ids, kind)[old].tobytes())

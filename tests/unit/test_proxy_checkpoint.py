@@ -143,9 +143,9 @@ def test_dense_model_is_refused_as_one(qwen):
 
 
 def test_unknown_family_is_told_what_its_experts_look_like(qwen):
-    tiny.edit_config(qwen, model_type="mixtral")
-    error = refuse(qwen, r"'mixtral' is not a known .*'model.layers.\*.mlp.experts.\*.down_proj.weight'")
-    assert "deepseek_v3, qwen3_moe" in error.mend
+    tiny.edit_config(qwen, model_type="megatron")
+    error = refuse(qwen, r"'megatron' is not a known .*'model.layers.\*.mlp.experts.\*.down_proj.weight'")
+    assert "deepseek_v3" in error.mend and "qwen3_moe" in error.mend
     tiny.edit_config(qwen, model_type=None)
     refuse(qwen, "None is not a known")
 
