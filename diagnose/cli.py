@@ -128,6 +128,15 @@ def run(
     seeds: Annotated[int | None, typer.Option("--seeds", min=1, help="Seeds of every replay.")] = None,
     steps: Annotated[int | None, typer.Option("--steps", min=1, help="Training steps of a replay.")] = None,
     workers: Workers = None,
+    budget: Annotated[
+        float | None, typer.Option("--budget", min=0, metavar="SECONDS", help="For the replays; 0: no limit.")
+    ] = None,
+    probe: Annotated[
+        bool, typer.Option("--probe", help="Find the cheapest experiment that splits a set.")
+    ] = False,
+    try_fix: Annotated[
+        bool, typer.Option("--try-fix", help="Try the remedies of the first candidate on the proxy.")
+    ] = False,
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on with a run, the newest by default.")
     ] = False,
@@ -143,11 +152,12 @@ def run(
 
     terminal = terminal_for(json, quiet, verbose)
     files = {"junit": junit, "html": html, "markdown": markdown}
-    outputs = running.Outputs({name: path for name, path in files.items() if path}, json)
+    wishes = tuple(name for name, wanted in (("probe", probe), ("try_fix", try_fix)) if wanted)
+    outputs = running.Outputs({name: path for name, path in files.items() if path}, json, wishes)
     if resume:
-        if engine or seeds or steps or workers or dry_run:
+        if engine or seeds or steps or workers or dry_run or budget is not None:
             raise DiagnoseError(
-                "a resumed run keeps its engine, seeds, steps and workers",
+                "a resumed run keeps its engine, seeds, steps, workers and budget",
                 "start a new one for other settings",
             )
         raise typer.Exit(running.carry_on(running.find(target, out), terminal, outputs))
@@ -155,7 +165,7 @@ def run(
         raise DiagnoseError("no playbook named", "diagnose run PLAYBOOK, e.g.: diagnose run kl_spike")
     from diagnose.prepare import Overrides
 
-    overrides = Overrides(engine, seeds, steps, workers)
+    overrides = Overrides(engine, seeds, steps, workers, budget_s=budget)
     code = running.begin(target, overrides, out, allow_command, dry_run, terminal, outputs)
     raise typer.Exit(code)
 

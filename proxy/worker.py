@@ -22,6 +22,9 @@ Emit = Callable[..., None]
 METRICS_FILE = "metrics.jsonl"
 OUTCOME_FILE = "outcome.json"
 
+NICENESS = 5
+"""Workers step back for the screen, whose answer to a key somebody is waiting for."""
+
 
 def finite(metrics: Mapping[str, float]) -> dict[str, float | None]:
     """Return the metrics with non-finite values as None, as verl's file logger writes them."""
@@ -153,6 +156,7 @@ def main() -> None:
     import torch
     from transformers.utils import logging
 
+    os.nice(NICENESS)
     torch.set_num_threads(1)
     logging.disable_progress_bar()
     try:

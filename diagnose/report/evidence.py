@@ -1,6 +1,7 @@
 """The curves behind a verdict, as reports and the TUI plot them.
 
-Legend of shape suffixes: ``_N`` points of one curve, ``_S`` seeds (runs of one kind).
+Legend of shape suffixes: ``_N`` points of one curve, ``_S`` seeds (runs of one kind), ``_P`` points of several
+curves, ``_U`` their different steps.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 
 from diagnose.curves import Array, Curves
 from diagnose.report.words import replay_name, replay_of_run
@@ -78,29 +80,30 @@ def line(curves_S: Iterable[Curves], metric: str, points: int = 400) -> Line | N
         points: Longest line; longer ones are thinned to medians of equal stretches, with their extremes in
             low and high, so that a spike of one step stays visible.
     """
-    by_step: dict[float, list[float]] = {}
-    seeds = 0
-    for curves in curves_S:
-        values_N = curves.values.get(metric)
-        if values_N is None:
-            continue
-        keep_N = np.isfinite(values_N)
-        seeds += bool(keep_N.any())
-        for step, value in zip(curves.steps_N[keep_N].tolist(), values_N[keep_N].tolist(), strict=True):
-            by_step.setdefault(step, []).append(value)
-    if not by_step:
+    found = [(curves.steps_N, curves.values[metric]) for curves in curves_S if metric in curves.values]
+    finite = [
+        (steps_N[keep], values_N[keep])
+        for steps_N, values_N in found
+        if (keep := np.isfinite(values_N)).any()
+    ]
+    if not finite:
         return None
-    steps = sorted(by_step)
-    stretch = math.ceil(len(steps) / points)
-    chunks = [steps[i : i + stretch] for i in range(0, len(steps), stretch)]
-    pools = [[value for step in chunk for value in by_step[step]] for chunk in chunks]
-    return Line(
-        x_N=np.array([np.median(chunk) for chunk in chunks]),
-        y_N=np.array([np.median(pool) for pool in pools]),
-        low_N=np.array([min(pool) for pool in pools]),
-        high_N=np.array([max(pool) for pool in pools]),
-        seeds=seeds,
-    )
+    steps_P, values_P = (np.concatenate(parts) for parts in zip(*finite, strict=True))
+    unique_U, place_P = np.unique(steps_P, return_inverse=True)
+    stretch = math.ceil(len(unique_U) / points)
+    low_N, y_N, high_N = _spread(values_P, place_P // stretch)
+    _, x_N, _ = _spread(unique_U, np.arange(len(unique_U)) // stretch)
+    return Line(x_N=x_N, y_N=y_N, low_N=low_N, high_N=high_N, seeds=len(finite))
+
+
+def _spread(values_P: Array, group_P: npt.NDArray[np.intp]) -> tuple[Array, Array, Array]:
+    """Return minimum, median and maximum of each group of values; groups are numbered from 0 without a gap."""
+    sorted_P = values_P[np.lexsort((values_P, group_P))]
+    count_N = np.bincount(group_P)
+    end_N = np.cumsum(count_N)
+    start_N = end_N - count_N
+    middle_N = (sorted_P[start_N + (count_N - 1) // 2] + sorted_P[start_N + count_N // 2]) / 2
+    return sorted_P[start_N], middle_N, sorted_P[end_N - 1]
 
 
 def read_curves(path: Path) -> Curves | None:

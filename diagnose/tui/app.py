@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from textual.app import App, SystemCommand
 from textual.binding import Binding
@@ -14,9 +15,10 @@ from textual.screen import Screen
 
 from diagnose.store import RunFolder
 from diagnose.tui.plan import Backend, Launched
-from diagnose.tui.screens.dialogs import HelpScreen
 from diagnose.tui.screens.home import HomeScreen
-from taxonomy.registry import Library, library
+
+if TYPE_CHECKING:
+    from taxonomy.registry import Library
 
 
 def run(run_dir: Path | None = None) -> int:
@@ -84,6 +86,8 @@ class DiagnoseApp(App[None]):
     @property
     def cards(self) -> Library:
         """The fault cards in force."""
+        from taxonomy.registry import library
+
         return self._cards if self._cards is not None else library()
 
     def on_mount(self) -> None:
@@ -94,7 +98,7 @@ class DiagnoseApp(App[None]):
 
     def show_run(self, launched: Launched) -> None:
         """Put the run screen on top."""
-        # Imported here: numpy and the plot widget are not needed to paint the first screen.
+        # Imported here, like every screen but the first: what the first paint doesn't need comes after it.
         from diagnose.tui.screens.run import RunScreen
 
         if launched.folder not in self.watched:
@@ -103,6 +107,8 @@ class DiagnoseApp(App[None]):
 
     def action_help(self) -> None:
         """Show the keys of the screen at hand."""
+        from diagnose.tui.screens.dialogs import HelpScreen
+
         rows = [
             (self.get_key_display(active.binding), active.binding.description, active.tooltip)
             for active in self.screen.active_bindings.values()

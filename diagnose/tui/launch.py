@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from diagnose.events import EndEvent, from_line
 from diagnose.report.text import literal, number
@@ -12,7 +13,9 @@ from diagnose.result import Verdict
 from diagnose.store import RunFolder, list_runs, read_json
 from diagnose.tui import memory
 from diagnose.tui.plan import Choice, Incident, Launched, Order, PastRun, Plan, PlaybookEntry
-from taxonomy.registry import FaultCard, Library
+
+if TYPE_CHECKING:
+    from taxonomy.registry import FaultCard, Library
 
 PAST_RUNS = 30
 """Run folders listed on the first screen, the newest."""

@@ -9,11 +9,12 @@ from textual import work
 from textual.app import ComposeResult
 from textual.binding import Binding
 from textual.screen import Screen
-from textual.widgets import DataTable, Footer, Static
+from textual.widgets import DataTable, Static
 
 from diagnose.errors import DiagnoseError
 from diagnose.report.text import literal, number, seconds
 from diagnose.report.words import metric_title
+from diagnose.tui.keybar import KeyBar
 from diagnose.tui.plan import Choice, Launched, Order, Plan
 from diagnose.tui.screens.dialogs import AskScreen, CardScreen, ConfirmScreen
 from diagnose.tui.widgets import Crumbs, Message
@@ -65,7 +66,7 @@ class CandidatesScreen(Screen[None]):
         yield DataTable(id="faults", cursor_type="row", classes="panel")
         yield Message(id="detail", classes="panel")
         yield Static(id="cost", markup=False)
-        yield Footer(show_command_palette=False)
+        yield KeyBar()
 
     def on_mount(self) -> None:
         """Fill the table."""

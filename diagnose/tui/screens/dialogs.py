@@ -12,11 +12,12 @@ from textual.binding import Binding
 from textual.containers import Vertical, VerticalScroll
 from textual.events import Key
 from textual.screen import ModalScreen
-from textual.widgets import Footer, Input, OptionList, Static
+from textual.widgets import Input, OptionList, Static
 from textual.widgets.option_list import Option
 
 from diagnose.report.text import literal, number
 from diagnose.report.words import metric_title
+from diagnose.tui.keybar import KeyBar
 from taxonomy.categories import CATEGORY_BY_ID
 from taxonomy.registry import FaultCard
 from taxonomy.symptoms import SYMPTOM_BY_ID
@@ -49,7 +50,7 @@ class HelpScreen(ModalScreen[None]):
             box.border_title = "Keys"
             yield Static(table)
             yield Static(extra)
-        yield Footer()
+        yield KeyBar()
 
 
 class CardScreen(ModalScreen[None]):
@@ -67,7 +68,7 @@ class CardScreen(ModalScreen[None]):
         with VerticalScroll(classes="dialog") as box:
             box.border_title = Text(literal(self._card.title, 70))
             yield Static(card_view(self._card))
-        yield Footer()
+        yield KeyBar()
 
 
 class TextScreen(ModalScreen[None]):
@@ -85,7 +86,7 @@ class TextScreen(ModalScreen[None]):
         with VerticalScroll(classes="dialog") as box:
             box.border_title = Text(literal(self._title, 70))
             yield Static(self._content)
-        yield Footer()
+        yield KeyBar()
 
     def on_mount(self) -> None:
         """Go where reading starts."""
@@ -115,7 +116,7 @@ class ConfirmScreen(ModalScreen[bool]):
             yield Static(Text(literal(self._question), "bold"))
             yield Static(Text("\n".join(literal(detail) for detail in self._details)))
             yield Static(Text("\ny: yes   n: no", "dim"))
-        yield Footer()
+        yield KeyBar()
 
     def action_answer(self, yes: bool) -> None:
         """Close with the answer."""
@@ -148,7 +149,7 @@ class AskScreen(ModalScreen[str | None]):
             yield Input(self._value, id="answer", compact=True)
             yield Static(Text(literal(self._hint)), id="hint")
             yield Static(Text("enter takes it, esc leaves it as it is", "dim"))
-        yield Footer()
+        yield KeyBar()
 
     def on_mount(self) -> None:
         """Start in the field."""
@@ -192,7 +193,7 @@ class PickScreen(ModalScreen[str | None]):
         with Vertical(classes="dialog") as box:
             box.border_title = self._title
             yield OptionList(*options, id="picks")
-        yield Footer()
+        yield KeyBar()
 
     def on_mount(self) -> None:
         """Start on the current entry."""

@@ -13,15 +13,14 @@ from textual.binding import Binding
 from textual.containers import Vertical
 from textual.screen import Screen
 from textual.suggester import Suggester
-from textual.widgets import Footer, Input, OptionList
+from textual.widgets import Input, OptionList
 from textual.widgets.option_list import Option
 
 from diagnose.errors import DiagnoseError
 from diagnose.report.text import literal
 from diagnose.store import RunFolder
+from diagnose.tui.keybar import KeyBar
 from diagnose.tui.plan import Incident, Launched, PastRun, Plan, PlaybookEntry
-from diagnose.tui.screens.incident import IncidentScreen, PasteScreen
-from diagnose.tui.screens.symptom import SymptomScreen
 from diagnose.tui.widgets import Crumbs, Message
 
 if TYPE_CHECKING:
@@ -91,7 +90,7 @@ class HomeScreen(Screen[None]):
             )
             yield OptionList(id="sources", markup=False)
         yield Message(id="detail", classes="panel")
-        yield Footer(show_command_palette=False)
+        yield KeyBar()
 
     def on_mount(self) -> None:
         """Start looking for what can be opened."""
@@ -113,6 +112,8 @@ class HomeScreen(Screen[None]):
 
     def action_paste(self) -> None:
         """Take a piece of a log from the clipboard."""
+        from diagnose.tui.screens.incident import PasteScreen
+
         self.app.push_screen(PasteScreen(), self._pasted)
 
     def _pasted(self, text: str | None) -> None:
@@ -183,6 +184,8 @@ class HomeScreen(Screen[None]):
 
     def ask_incident(self, log: Path) -> None:
         """Ask what there is beside a log, then go on with it."""
+        from diagnose.tui.screens.incident import IncidentScreen
+
         self.app.push_screen(IncidentScreen(log, PathSuggester()), self._incident)
 
     def _incident(self, incident: Incident | None) -> None:
@@ -202,6 +205,8 @@ class HomeScreen(Screen[None]):
         self.app.call_from_thread(self._show, plan)
 
     def _show(self, plan: Plan) -> None:
+        from diagnose.tui.screens.symptom import SymptomScreen
+
         self._welcome()
         self.app.push_screen(SymptomScreen(plan))
 

@@ -10,9 +10,10 @@ from textual.binding import Binding
 from textual.containers import Vertical, VerticalScroll
 from textual.screen import ModalScreen
 from textual.suggester import Suggester
-from textual.widgets import Footer, Input, Label, Static, TextArea
+from textual.widgets import Input, Label, Static, TextArea
 
 from diagnose.report.text import literal
+from diagnose.tui.keybar import KeyBar
 from diagnose.tui.plan import Incident
 
 _CANCEL = Binding("escape", "dismiss", "Cancel", key_display="esc", tooltip="Back, nothing done", id="cancel")
@@ -50,7 +51,7 @@ class IncidentScreen(ModalScreen[Incident | None]):
                 suggester=self._suggester,
             )
             yield Static(Text("\nenter goes to the next field, then on; esc cancels.", "dim"))
-        yield Footer()
+        yield KeyBar()
 
     def on_mount(self) -> None:
         """Start in the first field."""
@@ -84,7 +85,7 @@ class PasteScreen(ModalScreen[str | None]):
             box.border_title = "Paste lines of a log"
             yield TextArea(id="pasted", soft_wrap=False, tab_behavior="focus")
             yield Static(Text("Paste with the terminal's own key; ctrl+s reads it, esc cancels.", "dim"))
-        yield Footer()
+        yield KeyBar()
 
     def on_mount(self) -> None:
         """Start in the text."""

@@ -13,7 +13,7 @@ from textual.binding import Binding
 from textual.containers import Container, Vertical
 from textual.message import Message as TextualMessage
 from textual.screen import Screen
-from textual.widgets import DataTable, Footer, Static
+from textual.widgets import DataTable, Static
 from textual.worker import get_current_worker
 
 from diagnose.curves import Curves
@@ -27,6 +27,7 @@ from diagnose.scoring import MANIFEST
 from diagnose.store import read_json, write_text
 from diagnose.tui.chart import OverlayChart, drawn_curves
 from diagnose.tui.follow import Follower
+from diagnose.tui.keybar import KeyBar
 from diagnose.tui.logtail import literal_lines, log_files, tail_text
 from diagnose.tui.model import RunRow, Snapshot
 from diagnose.tui.plan import Launched
@@ -118,7 +119,7 @@ class RunScreen(Screen[None]):
                 box.border_title = "2 Chart"
                 yield OverlayChart()
             yield VerdictPane(id="verdict", classes="panel pane")
-        yield Footer(show_command_palette=False)
+        yield KeyBar()
 
     def on_mount(self) -> None:
         """Set up the table and start following the folder."""

@@ -10,11 +10,12 @@ from textual.app import ComposeResult
 from textual.binding import Binding
 from textual.containers import Container, Vertical, VerticalScroll
 from textual.screen import Screen
-from textual.widgets import Footer, Static, Tree
+from textual.widgets import Static, Tree
 from textual.widgets.tree import TreeNode
 
 from diagnose.errors import DiagnoseError
 from diagnose.report.text import literal
+from diagnose.tui.keybar import KeyBar
 from diagnose.tui.plan import Plan, Seen
 from diagnose.tui.screens.candidates import CandidatesScreen
 from diagnose.tui.widgets import Crumbs, Message
@@ -80,7 +81,7 @@ class SymptomScreen(Screen[None]):
                 box.border_title = "3 Context"
                 yield Static(id="context-text")
         yield Message(id="detail", classes="panel")
-        yield Footer(show_command_palette=False)
+        yield KeyBar()
 
     def on_mount(self) -> None:
         """Fill the tree, mark the symptom in force."""
