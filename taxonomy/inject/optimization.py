@@ -23,9 +23,58 @@ def kl_sign_flipped(params: Mapping[str, float], recipe: Mapping[str, Any]) -> d
     return {"kl_coef": -params["factor"] * recipe["kl_coef"]}
 
 
-def kl_missing(params: Mapping[str, float], recipe: Mapping[str, Any]) -> dict[str, Any]:
-    """Scale the KL coefficient down, to nothing by default."""
+def kl_term_missing(params: Mapping[str, float], recipe: Mapping[str, Any]) -> dict[str, Any]:
+    """Take a share of the KL coefficient away, all of it by default."""
+    return {"kl_coef": (1 - params["removed"]) * recipe["kl_coef"]}
+
+
+def kl_coefficient_too_large(params: Mapping[str, float], recipe: Mapping[str, Any]) -> dict[str, Any]:
+    """Multiply the KL coefficient."""
     return {"kl_coef": params["factor"] * recipe["kl_coef"]}
+
+
+def gradient_clipping_off(params: Mapping[str, float], recipe: Mapping[str, Any]) -> dict[str, Any]:
+    """Put the largest gradient norm out of reach."""
+    return {"max_grad_norm": params["factor"] * recipe["max_grad_norm"]}
+
+
+def loss_length_bias(params: Mapping[str, float], _recipe: Mapping[str, Any]) -> dict[str, Any]:
+    """Weigh every token by its response's length to the power of −exponent."""
+    return {"length_exponent": params["exponent"]}
+
+
+def completion_cap_too_short(params: Mapping[str, float], recipe: Mapping[str, Any]) -> dict[str, Any]:
+    """Cut responses at a fraction of the cap."""
+    return {"max_new_tokens": max(1, round(recipe["max_new_tokens"] / params["divisor"]))}
+
+
+def padding_in_the_loss(params: Mapping[str, float]) -> Transform:
+    """Count the filler after the end token as response, in the first `share` of the batch's rows."""
+    share = params["share"]
+
+    def transform(name: str, mask_BR: Any, _context: StageContext) -> Any:
+        if name != "response_mask":
+            return mask_BR
+        changed_BR = mask_BR.clone()
+        changed_BR[: round(len(mask_BR) * share)] = 1
+        return changed_BR
+
+    return transform
+
+
+def group_ids_broken(params: Mapping[str, float]) -> Transform:
+    """Give every response of the first `share` of the batch a group of its own."""
+    share = params["share"]
+
+    def transform(name: str, groups_B: Any, _context: StageContext) -> Any:
+        if name != "groups":
+            return groups_B
+        cut = round(len(groups_B) * share)
+        changed_B = groups_B.clone()
+        changed_B[:cut] = len(groups_B) + groups_B.new_tensor(range(cut))
+        return changed_B
+
+    return transform
 
 
 def reward_flipped(params: Mapping[str, float]) -> Transform:
