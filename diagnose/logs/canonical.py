@@ -2,20 +2,22 @@
 
 A canonical metric may be offered by several raw keys of a run (``actor/entropy`` and its old name
 ``actor/entropy_loss``). Each offer has a rank, and the best one wins per run; the others stay unmapped.
-KL to the reference policy and KL to the old policy (``actor/ppo_kl``) are different quantities and share
-no key.
+The tables themselves are in `diagnose.logs.names`.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
 
 from taxonomy.metrics import METRIC_BY_NAME
 
 _SCALED = re.compile(r"(?P<base>.+)\((?P<scale>[0-9.]+(?:[eE][-+]?[0-9]+)?)\)")
+MAX_KEY = 1000
+"""Longest raw key that is looked up, in characters."""
 
 
 @dataclass(frozen=True)
@@ -26,11 +28,13 @@ class Offer:
         canonical: Canonical metric.
         rank: Smaller is preferred; 0 is the metric's own name.
         scale: Factor from the logged to the canonical value.
+        digit: Size of the last digit that the framework prints, in logged units; 0 where it prints all.
     """
 
     canonical: str
     rank: int
     scale: float = 1.0
+    digit: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -40,29 +44,73 @@ class Aliases:
     Attributes:
         names: Raw key → (canonical metric, rank).
         patterns: (pattern that the whole raw key must match, canonical metric, rank), tried in order.
+        prefixes: What may stand before a key of `names` ("train/"); a key with its prefix in `names` goes first.
+        scales: Raw key → factor from the logged to the canonical value, where it isn't 1.
+        digits: Raw key → size of the last digit printed, for keys that the framework itself rounds.
     """
 
     names: Mapping[str, tuple[str, int]]
     patterns: tuple[tuple[re.Pattern[str], str, int], ...] = ()
+    prefixes: tuple[str, ...] = ()
+    scales: Mapping[str, float] = field(default_factory=dict)
+    digits: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         targets = [name for name, _ in self.names.values()] + [name for _, name, _ in self.patterns]
         assert all(name in METRIC_BY_NAME for name in targets), targets
+        assert self.scales.keys() | self.digits.keys() <= self.names.keys()
 
     def offer(self, raw: str) -> Offer | None:
         """Return what `raw` stands for, None for a key that is not known."""
+        if len(raw) > MAX_KEY:
+            return None
         if raw in METRIC_BY_NAME:
             return Offer(raw, 0)
         if raw in self.names:
-            return Offer(*self.names[raw])
+            return Offer(*self.names[raw], self.scales.get(raw, 1.0), self.digits.get(raw, 0.0))
+        for prefix in self.prefixes:
+            if raw.startswith(prefix) and (offer := self._plain(raw[len(prefix) :])):
+                return offer
         for pattern, canonical, rank in self.patterns:
             if pattern.fullmatch(raw):
                 return Offer(canonical, rank)
         if scaled := _SCALED.fullmatch(raw):
             scale = _positive(scaled["scale"])
             base = self.offer(scaled["base"]) if scale else None
-            return base and Offer(base.canonical, base.rank, base.scale * scale)
+            return base and Offer(base.canonical, base.rank, base.scale * scale, base.digit)
         return None
+
+    def _plain(self, raw: str) -> Offer | None:
+        if raw not in self.names:
+            return None
+        return Offer(*self.names[raw], self.scales.get(raw, 1.0), self.digits.get(raw, 0.0))
+
+    @cached_property
+    def canonical_keys(self) -> frozenset[str]:
+        """Every raw key that is known without a pattern."""
+        return frozenset(self.names) | METRIC_BY_NAME.keys()
+
+
+def merged(tables: Iterable[Aliases]) -> Aliases:
+    """Return one table for containers that any framework writes to (TensorBoard, W&B, MLflow, CSV).
+
+    Earlier tables win the ranks; no two may disagree on what a key means.
+    """
+    names: dict[str, tuple[str, int]] = {}
+    patterns: list[tuple[re.Pattern[str], str, int]] = []
+    prefixes: dict[str, None] = {}
+    scales: dict[str, float] = {}
+    digits: dict[str, float] = {}
+    for table in tables:
+        for raw, target in table.names.items():
+            known = raw in names
+            assert names.setdefault(raw, target)[0] == target[0], f"{raw} means two things"
+            assert not known or scales.get(raw, 1.0) == table.scales.get(raw, 1.0), f"{raw} has two units"
+        patterns += table.patterns
+        prefixes |= dict.fromkeys(table.prefixes)
+        scales |= table.scales
+        digits |= table.digits
+    return Aliases(names, tuple(patterns), tuple(prefixes), scales, digits)
 
 
 def _positive(text: str) -> float:
@@ -72,28 +120,3 @@ def _positive(text: str) -> float:
     except ValueError:
         return 0.0
     return value if math.isfinite(value) and value > 0 else 0.0
-
-
-VERL = Aliases(
-    names={
-        # Until 2025 the mean entropy went by the name of the loss term that it enters.
-        "actor/entropy_loss": ("actor/entropy", 1),
-        # With the KL in the reward instead of the loss (PPO), the KL to the reference has other names.
-        "actor/reward_kl_penalty": ("actor/kl_loss", 1),
-        "critic/kl": ("actor/kl_loss", 2),
-        "actor/reward_kl_penalty_coeff": ("actor/kl_coef", 1),
-        "critic/kl_coeff": ("actor/kl_coef", 2),
-        # 0.6 had the rollout correction metrics under a prefix of their own.
-        "mismatch/mismatch_kl": ("rollout_corr/kl", 1),
-        "mismatch/mismatch_k3_kl": ("rollout_corr/k3_kl", 1),
-        "mismatch/mismatch_log_ppl_abs_diff": ("rollout_corr/log_ppl_abs_diff", 1),
-        "timing/step": ("timing_s/step", 1),
-        "perf/time_per_step": ("timing_s/step", 2),
-    },
-    patterns=(
-        (re.compile(r"val-core/.+/reward/mean@\d+"), "val-core/reward/mean", 1),
-        (re.compile(r"val-core/.+/.+/mean@\d+"), "val-core/reward/mean", 2),
-        (re.compile(r"(?:val/)?test_score/.+"), "val-core/reward/mean", 3),
-    ),
-)
-"""verl's keys since 2024, for its console, its file logger and everything else that it writes to."""

@@ -2,33 +2,33 @@
 
 from __future__ import annotations
 
-import sys
 from codecs import BOM_UTF16_BE, BOM_UTF16_LE
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import reduce
+from operator import or_
 from pathlib import Path
-from tempfile import SpooledTemporaryFile
-from typing import BinaryIO, cast
+from typing import BinaryIO
 
 import numpy as np
 
 from diagnose.errors import DiagnoseError, LogError
 from diagnose.logs.assemble import assemble
 from diagnose.logs.model import Counts, Import, Record, Rejected, Run
-from diagnose.logs.registry import Reader, readers
-from diagnose.logs.sniff import sniff
-from diagnose.logs.text import MAX_LINE, Line, count, lines, printable
+from diagnose.logs.registry import HEAD, FileReader, Reader, file_readers, readers
+from diagnose.logs.sniff import sniff, sniff_head
+from diagnose.logs.source import Gunzip, name_of, opened
+from diagnose.logs.text import count, lines, pieces
 
 MAX_REJECTED = 200
 """Rejected lines that an import lists; the others are counted."""
-MAX_STREAM = 1 << 30
-"""Most bytes taken from a pipe, which has to be kept to be read twice. Files have no limit."""
-_IN_MEMORY = 64 << 20
+TOO_LONG = "longer than 1 MiB"
 _MAGIC = {
-    b"\x1f\x8b": "gzip: unpack it first",
-    b"PK": "a zip archive: unpack it first",
-    b"PAR1": "a parquet file",
-    b"SQLite": "an SQLite database",
+    b"PK\x03\x04": "a zip archive: unpack it first",
+    b"BZh": "compressed with bzip2: unpack it first",
+    b"\xfd7zXZ": "compressed with xz: unpack it first",
+    b"\x28\xb5\x2f\xfd": "compressed with zstd: unpack it first",
+    b"\x1f\x8b": "a damaged gzip file",
 }
 
 
@@ -36,8 +36,9 @@ def read(path: str | Path, log_format: str | None = None) -> Import:
     """Read a training log, whatever is in it.
 
     Args:
-        path: A file, or "-" for stdin.
-        log_format: Name of a reader (`registry.readers`); None: the reader is found by looking at the lines.
+        path: A file, a folder, or "-" for stdin.
+        log_format: Name of a reader (`registry.readers`, `registry.file_readers`); None: the reader is found by
+            looking at the log.
 
     Returns:
         The runs with at least one finite value of a known metric among them.
@@ -46,93 +47,115 @@ def read(path: str | Path, log_format: str | None = None) -> Import:
         LogError: The log can't be opened, or nothing usable is in it; the message has the counts.
         DiagnoseError: `log_format` is unknown.
     """
-    source = "stdin" if str(path) == "-" else printable(str(path))
-    if log_format is not None and log_format not in readers():
-        raise DiagnoseError(f"unknown log format {log_format!r}; known: {', '.join(readers())}")
-    with _open(path, source) as stream:
+    known = readers() | file_readers()
+    if log_format is not None and log_format not in known:
+        raise DiagnoseError(f"unknown log format {log_format!r}; known: {', '.join(known)}")
+    if str(path) != "-" and _is_folder(path):
+        from diagnose.logs.folder import read_folder
+
+        return read_folder(Path(path), log_format)
+    source = name_of(path)
+    with opened(path) as stream:
         try:
-            reader = readers()[log_format] if log_format else sniff(lines(stream), readers())
-            stream.seek(0)
+            reader = choose(stream, log_format)
             if reader is None:
                 raise _unknown(stream, source)
-            return _import(stream, source, reader)
+            intake = Intake()
+            runs = assemble(intake.records(stream, reader), source, reader.aliases)
+            counts = intake.counts()
+            check_usable(runs, source, counts)
+            notes = (stream.damage,) if isinstance(stream, Gunzip) and stream.damage else ()
+            return Import(source, reader.name, runs, tuple(intake.rejected), counts, notes)
         except OSError as error:
             raise LogError(f"{source}: {error.strerror or error}") from error
-
-
-@contextmanager
-def _open(path: str | Path, source: str) -> Iterator[BinaryIO]:
-    """Open a log so that it can be read twice: pipes are kept in memory, then on disk.
-
-    Only opening and copying are guarded here: an error of the caller's block is not the file's.
-    """
-    with SpooledTemporaryFile(_IN_MEMORY) as kept:
-        stream = cast(BinaryIO, kept)
-        try:
-            if str(path) == "-":
-                _copy(sys.stdin.buffer, stream, source)
-            elif (file := Path(path)).is_dir():
-                raise LogError(f"{source}: is a folder", "name one log file in it")
-            elif file.is_file():
-                stream = file.open("rb")
-            else:
-                with file.open("rb") as pipe:
-                    _copy(pipe, stream, source)
-        except OSError as error:
-            raise LogError(f"{source}: {error.strerror or error}") from error
-        except ValueError as error:
-            if isinstance(error, LogError):
+        except LogError as error:
+            if str(error).startswith(f"{source}: "):
                 raise
-            raise LogError(f"{source}: no such file") from error  # a NUL byte in the path
-        with stream:
-            yield stream
+            raise LogError(f"{source}: {error}", error.mend) from error
 
 
-def _copy(pipe: BinaryIO, kept: BinaryIO, source: str) -> None:
-    """Copy a pipe to its end, or to the limit."""
-    size = 0
-    while chunk := pipe.read(1 << 16):
-        size += len(chunk)
-        if size > MAX_STREAM:
-            raise LogError(f"{source}: more than {MAX_STREAM >> 20} MiB from a pipe", "name a file instead")
-        kept.write(chunk)
-    kept.seek(0)
+def _is_folder(path: str | Path) -> bool:
+    try:
+        return Path(path).is_dir()
+    except (OSError, ValueError):
+        return False
 
 
-def _import(stream: BinaryIO, source: str, reader: Reader) -> Import:
-    """Read the whole stream with one reader."""
-    rejected: list[Rejected] = []
-    total = {"lines": 0, "records": 0, "rejected": 0}
+def choose(stream: BinaryIO, log_format: str | None = None) -> Reader | FileReader | None:
+    """Return the reader for a stream, which is put back to its beginning; None where no reader knows it."""
+    if log_format is not None:
+        return (readers() | file_readers())[log_format]
+    head = stream.read(HEAD)
+    stream.seek(0)
+    if (found := sniff_head(head, file_readers())) is not None:
+        return found
+    every = readers()
+    # With needles of all readers, chatter before the first metric line is passed over fast.
+    needles = () if any(not reader.needles for reader in every.values()) else _needles(every.values())
+    reader = sniff(lines(stream, needles=needles), every)
+    stream.seek(0)
+    return reader
 
-    def reject(item: Rejected) -> None:
-        total["rejected"] += 1
-        if len(rejected) < MAX_REJECTED:
-            rejected.append(item)
 
-    def text() -> Iterator[Line]:
-        for line in lines(
-            stream, lambda number: reject(Rejected(number, f"longer than {MAX_LINE} characters"))
-        ):
-            total["lines"] = line.number
-            yield line
+def _needles(found: Iterable[Reader]) -> tuple[bytes, ...]:
+    return tuple(sorted(reduce(or_, (set(reader.needles) for reader in found), set())))
 
-    def kept() -> Iterator[Record]:
-        for item in reader.records(text()):
-            if isinstance(item, Rejected):
-                reject(item)
-            else:
-                total["records"] += 1
+
+@dataclass
+class Intake:
+    """The records of a log on their way to `assemble`, counted.
+
+    Attributes:
+        file: Name of the file within a folder, "" for a log that is one file.
+        rejected: The first rejected lines.
+        lines: Number of the last line or record.
+        taken: Number of records.
+        refused: Number of rejected lines.
+    """
+
+    file: str = ""
+    rejected: list[Rejected] = field(default_factory=list)
+    lines: int = 0
+    taken: int = 0
+    refused: int = 0
+
+    def records(self, stream: BinaryIO, reader: Reader | FileReader) -> Iterator[Record]:
+        """Yield the records that a reader finds in a stream."""
+        found: Iterable[Record | Rejected]
+        if isinstance(reader, FileReader):
+            found = reader.records(stream)
+        elif reader.fast is not None:
+            found = reader.fast(pieces(stream, self._too_long, reader.needles, self._end))
+        else:
+            found = reader.records(lines(stream, self._too_long, reader.needles, self._end))
+        for item in found:
+            if isinstance(item, Record):
+                self.taken += 1
                 yield item
+            else:
+                self.reject(item)
+            if item.line > self.lines:
+                self.lines = item.line
 
-    runs = assemble(kept(), source, reader.aliases)
-    counts = Counts(**total)
-    _check_usable(runs, source, counts)
-    return Import(source, reader.name, runs, tuple(rejected), counts)
+    def _too_long(self, number: int) -> None:
+        self.reject(Rejected(number, TOO_LONG))
+
+    def _end(self, number: int) -> None:
+        self.lines = max(self.lines, number)
+
+    def reject(self, item: Rejected) -> None:
+        """Take note of a line that was rejected."""
+        self.refused += 1
+        if len(self.rejected) < MAX_REJECTED:
+            self.rejected.append(Rejected(item.line, item.reason, self.file))
+
+    def counts(self) -> Counts:
+        """Return the totals."""
+        return Counts(self.lines, self.taken, self.refused)
 
 
-def _check_usable(runs: Iterable[Run], source: str, counts: Counts) -> None:
+def check_usable(runs: Sequence[Run], source: str, counts: Counts) -> None:
     """Raise LogError unless some run has a finite value of a known metric."""
-    runs = list(runs)
     said = _said(counts)
     if any(np.isfinite(values).any() for run in runs for values in run.curves.values.values()):
         return
@@ -148,7 +171,7 @@ def _check_usable(runs: Iterable[Run], source: str, counts: Counts) -> None:
     keys = list(dict.fromkeys(key for run in runs for key in run.unmapped))
     raise LogError(
         f"{source}: none of its {len(keys)} keys is a known metric with numbers: {_some(keys)} ({said})",
-        "keys are verl's, values are numbers without quotes",
+        "rename them to verl's names (docs/logs.md lists what is known), values are numbers",
     )
 
 
@@ -166,26 +189,24 @@ def _said(counts: Counts) -> str:
 
 def _unknown(stream: BinaryIO, source: str) -> LogError:
     """Return the error for a log without a single metric line of a known format."""
-    head = stream.read(4096)
+    head = stream.read(HEAD)
     stream.seek(0)
     if not head:
-        return LogError(f"{source}: the file is empty")
-    too_long = 0
+        damage = stream.damage if isinstance(stream, Gunzip) else ""
+        return LogError(f"{source}: {damage or 'the file is empty'}")
+    too_long = last = 0
 
     def skip(number: int) -> None:
         nonlocal too_long
         too_long += 1
 
-    last = 0
-    for line in lines(stream, skip):
-        last = line.number
-    said = f"{count(last, 'line')}, 0 metric lines" + (
-        f", {too_long} longer than {MAX_LINE} characters" if too_long else ""
-    )
+    for piece in pieces(stream, skip):
+        last = piece.number
+    said = f"{count(last, 'line')}, 0 metric lines" + (f", {too_long} {TOO_LONG}" if too_long else "")
     what = next((what for magic, what in _MAGIC.items() if head.startswith(magic)), None)
     if what is None and not head.startswith((BOM_UTF16_LE, BOM_UTF16_BE)) and 10 * head.count(0) > len(head):
         what = "binary data"
-    known = ", ".join(reader.title for reader in readers().values())
+    known = ", ".join(reader.title for reader in (readers() | file_readers()).values())
     return LogError(
         f"{source}: " + (f"this is {what}" if what else "no metric line of a known format") + f" ({said})",
         f"formats that can be read: {known}",

@@ -4,21 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from diagnose.curves import Curves
 
 
-@dataclass(frozen=True)
-class Record:
-    """The metrics that one line of a log gives for one training step.
+class Record(NamedTuple):
+    """The metrics that one place of a log gives for one training step.
+
+    A tuple, because a long log has many.
 
     Attributes:
-        line: Line number, counted from 1.
+        line: Line number, counted from 1; in a file without lines the record's or entry's number.
         step: Training step, ≥ 0.
         data: Raw key → value as logged; NaN and ±inf where the log says so, NaN for null.
         not_numbers: Raw keys whose value is no number.
-        decimals: How many decimals every one of the line's non-integer values is printed with, None where
+        decimals: How many decimals every one of the record's non-integer values is printed with, None where
             they differ or the format is exact.
+        run: Name of the run within the log, "" where the log doesn't name runs.
     """
 
     line: int
@@ -26,14 +29,22 @@ class Record:
     data: Mapping[str, float]
     not_numbers: tuple[str, ...] = ()
     decimals: int | None = None
+    run: str = ""
 
 
 @dataclass(frozen=True)
 class Rejected:
-    """A line, or a part of one, that should have been a record and is none."""
+    """A line, or a part of one, that should have been a record and is none.
+
+    Attributes:
+        line: Line, record or entry number, as in `Record`.
+        reason: Why, for humans.
+        file: File of a folder, "" for a log that is one file.
+    """
 
     line: int
     reason: str
+    file: str = ""
 
 
 @dataclass(frozen=True)
@@ -51,6 +62,8 @@ class Run:
         duplicates: Values that were logged again, unchanged.
         conflicts: Values that were logged again for the same step with another value; the later one is kept.
         replaced: Steps before a resume that were trained again after it; the later values are kept.
+        label: Name of the run within the log, "" where there is none.
+        file: File of a folder that the run was read from, "" for a log that is one file.
     """
 
     curves: Curves
@@ -62,6 +75,8 @@ class Run:
     duplicates: int = 0
     conflicts: int = 0
     replaced: int = 0
+    label: str = ""
+    file: str = ""
 
 
 @dataclass(frozen=True)
@@ -69,7 +84,7 @@ class Counts:
     """How much of a log was understood.
 
     Attributes:
-        lines: Number of the last line read.
+        lines: Number of the last line read (of the last record, in a file without lines).
         records: Metric records.
         rejected: Rejected lines, also those that `Import.rejected` no longer lists.
     """
@@ -85,10 +100,11 @@ class Import:
 
     Attributes:
         source: The path as given, or "stdin".
-        format: Name of the reader.
+        format: Name of the reader; of a folder the names of its readers, with "+" between them.
         runs: Runs in the order in which they were logged, at least one.
         rejected: The first rejected lines (`diagnose.logs.MAX_REJECTED` at most).
         counts: Totals.
+        notes: What else the import has to say: files that were left out, the same run twice.
     """
 
     source: str
@@ -96,3 +112,4 @@ class Import:
     runs: tuple[Run, ...]
     rejected: tuple[Rejected, ...]
     counts: Counts
+    notes: tuple[str, ...] = ()

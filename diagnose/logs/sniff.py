@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from diagnose.logs.registry import Reader
+from diagnose.logs.registry import FileReader, Reader
 from diagnose.logs.text import Line
 
 ENOUGH = 5
@@ -26,3 +26,8 @@ def sniff(lines: Iterable[Line], readers: Mapping[str, Reader]) -> Reader | None
                     return reader
     best = max(found, key=lambda name: found[name], default=None)
     return readers[best] if best is not None and found[best] else None
+
+
+def sniff_head(head: bytes, readers: Mapping[str, FileReader]) -> FileReader | None:
+    """Return the reader for a file that begins with these bytes, None for a file made of lines."""
+    return next((reader for reader in readers.values() if reader.recognises(head)), None)

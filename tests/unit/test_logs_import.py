@@ -212,7 +212,7 @@ def test_a_named_pipe(tmp_path: Path) -> None:
 
 
 def test_a_pipe_without_end_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("diagnose.logs.importer.MAX_STREAM", 1 << 20)
+    monkeypatch.setattr("diagnose.logs.source.MAX_STREAM", 1 << 20)
     with pytest.raises(LogError, match="more than 1 MiB from a pipe"):
         read("/dev/zero")
 
