@@ -7,6 +7,7 @@ the key of the very run that is planned: same proxy, recipe, seed and fault.
 from __future__ import annotations
 
 import json
+import math
 import statistics
 import time
 from collections import deque
@@ -15,6 +16,7 @@ from dataclasses import asdict, astuple
 from pathlib import Path
 from typing import Any
 
+from diagnose import probes, remedies
 from diagnose.calibrations import keep_calibration
 from diagnose.errors import RunError
 from diagnose.events import (
@@ -81,6 +83,7 @@ def execute(folder: RunFolder, log: EventLog) -> Result:
             log.append(NoteEvent(text="no healthy seeds on file for this proxy and recipe: wider margins"))
         replays = Replays(session, folder, log, pool, begin)
         replays.run()
+        _extra(session, folder, log, pool, replays.failures)
     log.append(StageEvent(stage="score", status="started"))
     result = evaluate(
         session, folder, replays.failures, earlier_s + time.monotonic() - begin, stored_cut(session)
@@ -171,6 +174,29 @@ def manifest(folder: RunFolder) -> dict[str, Any]:
     return found
 
 
+def _extra(
+    session: Session, folder: RunFolder, log: EventLog, pool: WorkerPool, failures: Mapping[str, str]
+) -> None:
+    """Run the probes and remedies that were asked for. They are no replays: no budget counts them."""
+    wishes = read_json(folder.wishes) or {}
+    if not wishes.get("probe") and not wishes.get("try_fix"):
+        return
+    if session.engine != "local":
+        log.append(NoteEvent(level="warn", text="probes and remedies are run by the local engine alone"))
+        return
+    score, cards = evaluate(session, folder, failures, 0.0, "").score, library()
+    runs: list[PlannedRun] = []
+    for wish, planner, what in (
+        ("probe", probes.plan, "nothing to probe: there is no set to split"),
+        ("try_fix", remedies.plan, "no remedy to try: the card of the first candidate names none"),
+    ):
+        if wishes.get(wish):
+            planned = planner(session, folder, score, cards)
+            runs += planned
+            log.append(NoteEvent(text=f"{wish.replace('_', ' ')}: {len(planned)} runs" if planned else what))
+    Replays(session, folder, log, pool, time.monotonic(), folder.extra).carry_out(runs)
+
+
 BREADTH = 0.75
 """Share of a budget that the first rung of a race may use: what it leaves is for the depth of those in front."""
 
@@ -179,9 +205,16 @@ class Replays:
     """The replay stage: runs what the race calls for, as many at a time as there are workers."""
 
     def __init__(
-        self, session: Session, folder: RunFolder, log: EventLog, pool: WorkerPool, begin: float
+        self,
+        session: Session,
+        folder: RunFolder,
+        log: EventLog,
+        pool: WorkerPool,
+        begin: float,
+        home: Path | None = None,
     ) -> None:
         self._session, self._folder, self._log, self._pool = session, folder, log, pool
+        self._home = home or folder.runs
         self._planned: dict[str, PlannedRun] = {}
         self._model_hash = manifest(folder)["proxy_hash"]
         self._durations: list[float] = []
@@ -233,6 +266,11 @@ class Replays:
             history.append(standings(self._session, self._folder, runs, self.failures))
         self._conclude(started)
 
+    def carry_out(self, runs: Sequence[PlannedRun]) -> None:
+        """Run what is missing of some runs, whatever they cost."""
+        self._planned |= {run.id: run for run in runs}
+        self._run_all(deque(run for run in runs if not self._is_there(run)), math.inf)
+
     def _keep(self, race: Race, plan: Sequence[Rung], over: bool) -> None:
         """Write down how far the race has come."""
         stopped = {fault: reason for rung in plan for fault, reason in rung.stopped.items()}
@@ -273,7 +311,7 @@ class Replays:
 
     def _is_there(self, run: PlannedRun) -> bool:
         """Whether the very run was finished before; tells the viewers, either way."""
-        home = self._folder.runs / run.id
+        home = self._home / run.id
         outcome = read_outcome(home)
         same = (read_json(home / "spec.json") or {}).get("key") == run.spec.key(self._model_hash)
         if outcome and same and logged_steps(home / "metrics.jsonl") >= outcome.steps:
@@ -304,7 +342,7 @@ class Replays:
         return spent + expected <= share * self._session.budget_s
 
     def _submit(self, run: PlannedRun) -> None:
-        home = self._folder.runs / run.id
+        home = self._home / run.id
         home.mkdir(parents=True, exist_ok=True)
         for stale in ("outcome.json", "metrics.jsonl"):
             (home / stale).unlink(missing_ok=True)
@@ -323,7 +361,7 @@ class Replays:
             case Note():
                 self._log.append(NoteEvent(text=f"{run.id}: {event.text}"))
             case Done():
-                outcome = read_outcome(self._folder.runs / run.id)
+                outcome = read_outcome(self._home / run.id)
                 if outcome is None:
                     self._fail(run, "the worker reported an end but wrote no outcome.json")
                 else:

@@ -155,6 +155,58 @@ class Score:
 
 
 @dataclass(frozen=True)
+class ProbeResult:
+    """A cheap experiment on the original that would tell two faults apart, with what the proxy predicts for it.
+
+    Attributes:
+        probe: Probe id.
+        what: What to change in the recipe, for humans.
+        settings: Recipe fields that the probe sets.
+        steps: Steps that it takes.
+        faults: The two faults.
+        metric: The metric that decides; "" where the proxy shows no difference.
+        directions: Which way it goes under each fault, against a healthy run with the same settings.
+        values: Its late median under each fault and without one, in raw units.
+        apart: Distance of the two on it, in noise units.
+        advice: The sentence that says what to run and how to read it.
+    """
+
+    probe: str
+    what: str
+    settings: dict[str, Any]
+    steps: int
+    faults: tuple[str, str]
+    metric: str
+    directions: tuple[Direction, Direction]
+    values: tuple[float, float, float]
+    apart: float
+    advice: str
+
+
+@dataclass(frozen=True)
+class RemedyResult:
+    """What became of a fault's effect on the proxy when a remedy was added.
+
+    Attributes:
+        fault: Fault id.
+        remedy: Remedy id.
+        what: What was changed, for humans.
+        settings: Recipe fields that it sets.
+        gone: Share of the squared effect that is gone; negative where it grew. NaN without a usable run.
+        left: Metrics that still leave the healthy margin.
+        outcome: "vanishes", "mostly gone", "partly gone", "does not help", "makes it worse" or "could not be run".
+    """
+
+    fault: str
+    remedy: str
+    what: str
+    settings: dict[str, Any]
+    gone: float
+    left: tuple[str, ...]
+    outcome: str
+
+
+@dataclass(frozen=True)
 class Result:
     """The whole answer of `diagnose run` and `diagnose score`: the JSON contract.
 
@@ -172,6 +224,8 @@ class Result:
         wall_s: Seconds from start to verdict.
         run_dir: The run folder.
         stopped_early: Candidates that were replayed but left the race before all seeds and strengths, with the reason.
+        probes: Experiments that would split the set, the most telling first; empty unless asked for.
+        remedies: Remedies tried on the first candidate; empty unless asked for.
     """
 
     status: str
@@ -187,3 +241,5 @@ class Result:
     wall_s: float
     run_dir: str
     stopped_early: dict[str, str] = field(default_factory=dict)
+    probes: tuple[ProbeResult, ...] = ()
+    remedies: tuple[RemedyResult, ...] = ()

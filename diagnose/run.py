@@ -14,7 +14,7 @@ import typer
 from diagnose.console import Terminal
 from diagnose.errors import DiagnoseError, ExitCode, RunError
 from diagnose.runner import start
-from diagnose.store import RunFolder, list_runs, open_folder, read_json
+from diagnose.store import RunFolder, list_runs, open_folder, read_json, write_json
 from diagnose.viewer import Watched, follow
 
 if TYPE_CHECKING:
@@ -31,15 +31,18 @@ class Outputs:
     Attributes:
         files: Report name → file.
         json: Whether stdout gets the JSON document instead of the table.
+        wishes: What is wanted beside the verdict: "probe", "try_fix".
     """
 
     files: dict[str, Path] = field(default_factory=dict)
     json: bool = False
+    wishes: tuple[str, ...] = ()
 
     def resume_command(self, folder: RunFolder) -> str:
         """Return the exact command that resumes a run with the same outputs."""
         words = ["diagnose", "run", "--resume", str(folder.path)]
         words += [word for name, path in self.files.items() for word in (f"--{name}", str(path))]
+        words += [f"--{wish.replace('_', '-')}" for wish in self.wishes]
         return shlex.join([*words, "--json"] if self.json else words)
 
 
@@ -119,8 +122,9 @@ def _print_plan(prepared: Prepared, terminal: Terminal) -> None:
     cut = f", {proxy['experts']} experts by {proxy['strategy']}" if "experts" in proxy else ""
     terminal.data(f"{plan['name']}: {plan['symptom']}")
     terminal.data(f"proxy: {proxy['source']} {proxy['checkpoint']}{cut}")
+    more = ", then strengths and further seeds of those in front" if plan["race"] else ""
     terminal.data(
-        f"runs: {len(plan['runs'])} of {plan['recipe']['steps']} steps on {plan['workers']} workers, "
+        f"runs: {len(plan['runs'])} of {plan['recipe']['steps']} steps on {plan['workers']} workers{more}, "
         + (f"at most {plan['budget_s']:g} s" if plan["budget_s"] else "no time limit")
     )
     rows = [
@@ -145,6 +149,8 @@ def carry_on(folder: RunFolder, terminal: Terminal, outputs: Outputs) -> int:
     A run that is complete is scored anew and reported; nothing is run twice. Ctrl-C stops the runner and
     prints the command that resumes.
     """
+    if outputs.wishes:
+        write_json(folder.wishes, dict.fromkeys(outputs.wishes, True))
     watched = _watch(folder, terminal, outputs)
     if watched is None:
         terminal.say(f"interrupted; finished runs are kept in {folder.path}")

@@ -12,6 +12,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from diagnose import probes, remedies
 from diagnose.calibrations import calibration_for
 from diagnose.console import Terminal
 from diagnose.curves import Curves
@@ -182,18 +183,27 @@ def evaluate(
     stopped = dict(kept.get("stopped", {})) | {
         fault: f"still in the race when {cut}" for fault in kept.get("racing", ()) if fault in tried
     }
+    cards, calibration = library(), calibration_for(session, folder)
+    answer = score(
+        found.faulty,
+        found.healthy,
+        found.proxy_healthy,
+        found.replays,
+        cards,
+        calibration=calibration,
+        from_step=session.onset,
+        stand_in=session.source != "checkpoint",
+    )
+    extra: dict[str, Any] = {}
+    if folder.extra.is_dir():
+        logged = [name for run in found.faulty for name in run.metrics]
+        extra = {
+            "probes": probes.results(session, folder, answer, logged, cards),
+            "remedies": remedies.results(session, folder, answer, found.proxy_healthy, calibration, cards),
+        }
     return Result(
         status="completed",
-        score=score(
-            found.faulty,
-            found.healthy,
-            found.proxy_healthy,
-            found.replays,
-            library(),
-            calibration=calibration_for(session, folder),
-            from_step=session.onset,
-            stand_in=session.source != "checkpoint",
-        ),
+        score=answer,
         symptom=session.symptom,
         name=session.name,
         proxy=describe_proxy(session, folder),
@@ -206,6 +216,7 @@ def evaluate(
         wall_s=wall_s,
         run_dir=str(folder.path),
         stopped_early=stopped,
+        **extra,
     )
 
 

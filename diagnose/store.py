@@ -2,7 +2,7 @@
 
     RUN_DIR/ session.json · playbook.yaml · inputs/*.jsonl · events.jsonl · runner.pid, runner.lock,
              runner.log, worker_*.log · proxy/ · runs/<run id>/{spec.json, metrics.jsonl, outcome.json} ·
-             race.json · result.json
+             race.json · wishes.json · extra/<run id>/… · result.json
 
 Whether a runner is alive is asked of the lock, not of the pid: a lock ends with its process, a pid is reused.
 """
@@ -101,6 +101,16 @@ class RunFolder:
     def runs(self) -> Path:
         """One folder a replay."""
         return self.path / "runs"
+
+    @property
+    def extra(self) -> Path:
+        """One folder a run of a probe or a remedy; none of them is a replay."""
+        return self.path / "extra"
+
+    @property
+    def wishes(self) -> Path:
+        """What the user wants beside the verdict: probes, remedies."""
+        return self.path / "wishes.json"
 
     @property
     def race(self) -> Path:

@@ -19,6 +19,7 @@ import yaml
 
 from taxonomy.categories import CATEGORY_BY_ID
 from taxonomy.metrics import METRIC_BY_NAME
+from taxonomy.remedies import REMEDY_BY_ID
 from taxonomy.stages import Form, Stage
 from taxonomy.symptoms import SYMPTOM_BY_ID
 
@@ -111,7 +112,8 @@ class FaultCard:
     """Everything known about one fault; see the module docstring.
 
     `uses` names the tensors or settings that the injection needs beyond what its stage and form say, so that an engine
-    that lacks one refuses the fault instead of running it without effect.
+    that lacks one refuses the fault instead of running it without effect. `remedies` are ids of `taxonomy.remedies`,
+    tried by ``--try-fix``.
     """
 
     id: str
@@ -130,6 +132,7 @@ class FaultCard:
     rivals: tuple[Rival, ...] = ()
     check_by_hand: str = ""
     uses: tuple[str, ...] = ()
+    remedies: tuple[str, ...] = ()
 
     @property
     def injectable(self) -> bool:
@@ -165,6 +168,7 @@ def _card(raw: dict[str, Any], category: str) -> FaultCard:
         rivals=tuple(Rival(**item) for item in raw.get("rivals", ())),
         check_by_hand=" ".join(raw.get("check_by_hand", "").split()),
         uses=tuple(raw.get("uses", ())),
+        remedies=tuple(raw.get("remedies", ())),
         **optional,
     )
 
@@ -182,6 +186,7 @@ def faults_of(card: FaultCard) -> list[str]:
     for item in card.signature:
         if item.direction not in DIRECTIONS or item.onset not in ONSETS:
             wrong.append(f"{item.metric}: {item.direction}, {item.onset}")
+    wrong += [f"there is no remedy {remedy!r}" for remedy in card.remedies if remedy not in REMEDY_BY_ID]
     for text in ("title", "mechanism", "fix", "sources", "symptoms", "signature"):
         if not getattr(card, text):
             wrong.append(f"it has no {text}")

@@ -27,6 +27,10 @@ from diagnose.report.words import (
     metric_title,
     movement,
     onset_word,
+    probes_found,
+    remedies_found,
+    strength_word,
+    strengths_found,
     what_to_do,
     witness_word,
 )
@@ -54,7 +58,10 @@ def to_html(result: Result, evidence: Evidence) -> str:
         f'<p class="dim">{_e(result.name)} · symptom {_e(result.symptom)} · {_e(result.status)}</p>',
         f'<p class="headline">{_e(headline(result))}</p>',
         _section("Why", _list(result.score.reasons)),
+        _section("Strength that fits best", _list(strengths_found(result))),
         _section("What to do", _list(what_to_do(result))),
+        _section("To tell them apart", _list(probes_found(result))),
+        _section("Would it help?", _list(remedies_found(result))),
         _section("Ranking", _ranking(result)),
         *(_candidate(candidate, evidence) for candidate in _shown(result)),
         _section("How it was made", _provenance(result)),
@@ -123,7 +130,7 @@ def _ranking(result: Result) -> str:
                 str(rank), f"{c.title} ({c.fault})", category,
                 f"{VERDICT_SYMBOL[c.verdict]} {VERDICT_WORD[c.verdict]}", c.evidence,
                 number(c.distance), lead, percent(c.agreement), percent(c.coverage),
-                f"× {number(c.severity)}", ", ".join(c.rivals) or "–",
+                strength_word(c), ", ".join(c.rivals) or "–",
                 witness_word(c),
             ]
         )  # fmt: skip
@@ -223,6 +230,7 @@ def _provenance(result: Result) -> str:
         "symptoms seen": ", ".join(score.symptoms),
         "failed runs": result.failures,
         "not replayed": result.not_tried,
+        "stopped early": result.stopped_early,
         "took": seconds(result.wall_s),
         "run folder": result.run_dir,
     }

@@ -13,7 +13,17 @@ from dataclasses import asdict
 from typing import Any
 
 from diagnose.errors import DiagnoseError
-from diagnose.result import AnomalyType, Candidate, Direction, MetricResult, Result, Score, Verdict
+from diagnose.result import (
+    AnomalyType,
+    Candidate,
+    Direction,
+    MetricResult,
+    ProbeResult,
+    RemedyResult,
+    Result,
+    Score,
+    Verdict,
+)
 
 SCHEMA = 1
 
@@ -49,6 +59,8 @@ def to_json(result: Result) -> dict[str, Any]:
         "error_rates": score.error_rates,
         "not_tried": result.not_tried,
         "stopped_early": result.stopped_early,
+        "probes": [asdict(item) for item in result.probes],
+        "remedies": [asdict(item) for item in result.remedies],
         "failures": result.failures,
         "proxy": result.proxy,
         "engine": result.engine,
@@ -98,9 +110,27 @@ def from_json(data: Mapping[str, Any]) -> Result:
             wall_s=_float(data["wall_s"]),
             run_dir=data["run_dir"],
             stopped_early=dict(data.get("stopped_early", {})),
+            probes=tuple(_probe_from_json(item) for item in data.get("probes", ())),
+            remedies=tuple(
+                RemedyResult(**item | {"gone": _float(item["gone"]), "left": tuple(item["left"])})
+                for item in data.get("remedies", ())
+            ),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ResultFileError(f"result does not follow its schema: {error!r}") from error
+
+
+def _probe_from_json(item: Mapping[str, Any]) -> ProbeResult:
+    first, second = item["faults"]
+    down, up = (Direction(word) for word in item["directions"])
+    a, b, healthy = (_float(value) for value in item["values"])
+    known = {
+        "faults": (first, second),
+        "directions": (down, up),
+        "values": (a, b, healthy),
+        "apart": math.inf if item["apart"] is None else float(item["apart"]),
+    }
+    return ProbeResult(**{**item, **known})
 
 
 def _float(value: float | None) -> float:

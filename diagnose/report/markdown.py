@@ -16,6 +16,10 @@ from diagnose.report.words import (
     metric_title,
     movement,
     onset_word,
+    probes_found,
+    remedies_found,
+    strengths_found,
+    together,
     what_to_do,
     witness_word,
 )
@@ -38,13 +42,17 @@ def to_markdown(result: Result) -> str:
         f"**{escape(headline(result))}**",
         "",
         *_bullets("Why", score.reasons),
+        *_bullets("Strength that fits best", strengths_found(result)),
         *_bullets("What to do", what_to_do(result)),
+        *_bullets("To tell them apart", probes_found(result)),
+        *_bullets("Would it help?", remedies_found(result)),
         *_ranking(result),
     ]
     first = best(result)
     if first and first.metrics:
         lines += _metrics(first)
     lines += _bullets("Not replayed", [f"{fault}: {reason}" for fault, reason in result.not_tried.items()])
+    lines += _bullets("Stopped early", together(result.stopped_early))
     lines += _bullets("Failed runs", [f"{run}: {reason}" for run, reason in result.failures.items()])
     lines += _provenance(result)
     return "\n".join(lines).rstrip() + "\n"

@@ -20,7 +20,11 @@ from diagnose.report.words import (
     metric_title,
     movement,
     onset_word,
+    probes_found,
+    remedies_found,
     replay_name,
+    strengths_found,
+    together,
     what_to_do,
     witness_word,
 )
@@ -123,9 +127,13 @@ def reasons_view(result: Result) -> RenderableType:
     parts: list[RenderableType] = []
     sections = {
         "Why": tuple(map(literal, result.score.reasons)),
+        "Strength that fits best": strengths_found(result),
         "What to do": what_to_do(result),
+        "To tell them apart": probes_found(result),
+        "Would it help?": remedies_found(result),
         "Failed runs": tuple(f"{literal(run)}: {literal(why)}" for run, why in result.failures.items()),
-        "Not replayed": tuple(f"{literal(fault)}: {literal(why)}" for fault, why in result.not_tried.items()),
+        "Not replayed": tuple(map(literal, together(result.not_tried))),
+        "Stopped early": tuple(map(literal, together(result.stopped_early))),
     }
     for title, items in sections.items():
         if items:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import re
+from collections.abc import Mapping
 
-from diagnose.report.text import literal, number
+from diagnose.report.text import literal, number, percent
 from diagnose.result import AnomalyType, Candidate, Direction, MetricResult, Result, Verdict
 from taxonomy.metrics import METRIC_BY_NAME
 
@@ -143,6 +145,66 @@ def what_to_do(result: Result) -> tuple[str, ...]:
     if result.not_tried and verdict not in (Verdict.REPRODUCED, Verdict.NO_FAULT):
         steps.append(f"Not replayed yet: {', '.join(literal(fault, 60) for fault in result.not_tried)}.")
     return tuple(step for step in steps if step)
+
+
+def together(reasons: Mapping[str, str]) -> tuple[str, ...]:
+    """Return names with their reasons, those that share a reason on one line: "a, b: too far behind"."""
+    by_reason: dict[str, list[str]] = {}
+    for name, reason in reasons.items():
+        by_reason.setdefault(reason, []).append(name)
+    return tuple(f"{', '.join(names)}: {reason}" for reason, names in by_reason.items())
+
+
+def strength_word(candidate: Candidate) -> str:
+    """Return the strength that fits best with its interval, in multiples of the card's default."""
+    word = f"× {number(candidate.severity)}"
+    if candidate.severity_interval is None:
+        return word
+    low, high = candidate.severity_interval
+    if low and high != math.inf:
+        return f"{word} (between {number(low, 2)} and {number(high, 2)})"
+    if low:
+        return f"{word} (at least {number(low, 2)})"
+    return (
+        f"{word} (at most {number(high, 2)})" if high != math.inf else f"{word} (any strength fits as well)"
+    )
+
+
+def strengths_found(result: Result) -> tuple[str, ...]:
+    """Return the fitted strengths of the first candidate and of those that can't be told from it."""
+    first = best(result)
+    if first is None:
+        return ()
+    named = [c for c in result.score.ranking if c.fault in (first.fault, *first.rivals)]
+    return tuple(
+        f"{literal(c.title, 80)}: {strength_word(c)} of the card's default"
+        for c in named
+        if c.severity_interval is not None
+    )
+
+
+def remedies_found(result: Result) -> tuple[str, ...]:
+    """Return what became of the effect under each remedy, in words."""
+    lines = []
+    for item in result.remedies:
+        line = f"{literal(item.what)}: {literal(item.outcome)}"
+        if item.gone == item.gone:
+            line += f" ({percent(max(item.gone, -9.99))} of the effect gone)"
+        if item.left and item.outcome in ("mostly gone", "partly gone"):
+            line += f"; still off: {', '.join(map(metric_title, item.left[:4]))}"
+        lines.append(line)
+    return tuple(lines)
+
+
+def probes_found(result: Result) -> tuple[str, ...]:
+    """Return the experiments that would split the set; without any the way to look for them."""
+    found = tuple(literal(item.advice) for item in result.probes if item.advice)
+    first = best(result)
+    open_set = first is not None and first.rivals and result.score.verdict == Verdict.REPRODUCED_NOT_SPECIFIC
+    if found or not open_set or not result.run_dir or result.probes:
+        return found
+    command = f"diagnose run --resume {result.run_dir} --probe"
+    return (f"Cheap experiments on your system that would split the set: {literal(command)}",)
 
 
 def movement(direction: Direction, kind: AnomalyType) -> str:

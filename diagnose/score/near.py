@@ -116,6 +116,6 @@ def scale(signature: Signature, factor: float) -> Signature:
 def _best_amplitude(signature: Signature, case: Case) -> float:
     def d(amplitude: float) -> float:
         scaled = scale(signature, amplitude)
-        return distance(case.original.signature, scaled, case.where, case.frame.settings)
+        return float(distance(case.original.signature, scaled, case.where, case.frame.settings))
 
     return min(AMPLITUDES, key=d)

@@ -109,6 +109,16 @@ def bootstrap(
     return Gaps(d_C, d_DC, settings.gap_share * size, (1 - settings.interval) / 2)
 
 
+def apart(a: Signature, b: Signature) -> Array:
+    """Return how far two candidates' runs are apart by metric, apart_M in noise units (see `splitting_metric`)."""
+    noise_MB = np.maximum(np.sqrt(a.noise_MB**2 + b.noise_MB**2), 1.0)
+    square_MB = np.nan_to_num((a.z_MB - b.z_MB) / noise_MB) ** 2
+    counted_M = np.maximum((np.isfinite(a.z_MB) & np.isfinite(b.z_MB)).sum(1), 1)
+    apart_M = np.sqrt(square_MB.sum(1) / counted_M)
+    apart_M = np.where((np.abs(a.event_MB - b.event_MB) > 0.5).any(1), np.inf, apart_M)
+    return np.asarray(apart_M)
+
+
 def splitting_metric(
     a: Signature, b: Signature, metrics: tuple[str, ...], least: float
 ) -> tuple[str, float] | None:
@@ -118,10 +128,6 @@ def splitting_metric(
     metric; one noise unit is the least that it is measured by, for metrics that never vary. A non-finite event in
     one of them alone beats everything. None below `least`.
     """
-    noise_MB = np.maximum(np.sqrt(a.noise_MB**2 + b.noise_MB**2), 1.0)
-    square_MB = np.nan_to_num((a.z_MB - b.z_MB) / noise_MB) ** 2
-    counted_M = np.maximum((np.isfinite(a.z_MB) & np.isfinite(b.z_MB)).sum(1), 1)
-    apart_M = np.sqrt(square_MB.sum(1) / counted_M)
-    apart_M = np.where((np.abs(a.event_MB - b.event_MB) > 0.5).any(1), np.inf, apart_M)
+    apart_M = apart(a, b)
     best = int(apart_M.argmax()) if len(apart_M) else 0
     return (metrics[best], float(apart_M[best])) if len(apart_M) and apart_M[best] > least else None

@@ -8,6 +8,7 @@ is appended), FAKE_DIE (run id that kills its worker at step 3), FAKE_FAIL (run 
 import json
 import os
 import random
+import re
 import signal
 import sys
 import time
@@ -16,6 +17,7 @@ from pathlib import Path
 from taxonomy.metrics import METRICS
 from taxonomy.registry import library
 
+STRENGTH = re.compile(r"-x([^-]+)-s")
 LEVELS = {"log10": 0.05, "identity": 0.4, "logit": 0.4}
 
 
@@ -64,6 +66,12 @@ def build(job):
     say(job["id"], "done", result={"path": str(out), "manifest": manifest})
 
 
+def acts_not(fault, recipe):
+    """Without updates a fault of the optimizer does nothing; nor does one of the loss in one update a step."""
+    frozen = recipe["lr"] < 1e-9 and fault["stage"] == "optimizer"
+    return frozen or (recipe["mini_batches"] == 1 and fault["stage"] == "loss")
+
+
 def run(job):
     spec, out = job["spec"], Path(job["out"])
     fault, steps = spec["fault"], spec["recipe"]["steps"]
@@ -79,7 +87,10 @@ def run(job):
                 os.kill(os.getpid(), signal.SIGKILL)
             time.sleep(float(os.environ.get("FAKE_STEP_S", "0")))
             name, start = (fault["id"], fault["from_step"]) if fault else (None, 1)
-            data = record(name, 1000 + spec["seed"], step, from_step=start)
+            strength = float(STRENGTH.search(job["id"])[1]) if fault else 1.0
+            if fault and acts_not(fault, spec["recipe"]):
+                strength = 0.0
+            data = record(name, 1000 + spec["seed"], step, strength, from_step=start)
             print(json.dumps({"step": step, "data": data}), file=file, flush=True)
             say(job["id"], "step", step=step, steps=steps, data=data)
     witness = {library()[fault["id"]].witness.name: 1e9} if fault else {}
