@@ -7,11 +7,12 @@ from dataclasses import dataclass, field
 
 from diagnose.bank import Bank
 from diagnose.selftest import summary
-from diagnose.selftest.arena import PROXY, Arena
+from diagnose.selftest.arena import SPINE, Arena
+from diagnose.selftest.command import compared_tasks, pairs
 from diagnose.selftest.command import controls as controls_section
 from diagnose.selftest.report import Section, figures, number
-from diagnose.selftest.summary import SETTLED_ON, Figure
-from diagnose.selftest.trial import COMPARED, LOG_ONLY, Task, Trial, trials
+from diagnose.selftest.summary import Figure
+from diagnose.selftest.trial import Task, Trial, trials
 
 
 @dataclass
@@ -62,7 +63,7 @@ def open_set(study: Study) -> list[Section]:
         for item in found
         if here.intersection(rival.fault for rival in arena.library[item.incident.truth[0]].rivals)
     ]
-    unseen = [item for item in found if item.incident.truth[0] not in SETTLED_ON]
+    unseen = [item for item in found if item.incident.truth[0] not in SPINE]
     seen = summary.detectable(double)
     rows = [
         summary.false_specific(found),
@@ -101,8 +102,8 @@ def spine(study: Study) -> list[Section]:
     found = study.diagnose([Task(item) for item in study.arena.single])
     categories = {card.id: card.category for card in study.arena.faults}
     seen = summary.detectable(found)
-    own = [item for item in seen if item.incident.truth[0] in SETTLED_ON]
-    others = [item for item in seen if item.incident.truth[0] not in SETTLED_ON]
+    own = [item for item in seen if item.incident.truth[0] in SPINE]
+    others = [item for item in seen if item.incident.truth[0] not in SPINE]
 
     def bars(items: Sequence[Trial]) -> list[Figure]:
         return [*summary.named_bars(items, categories, largest_set=2.0)[:3], *summary.further(items)]
@@ -113,7 +114,7 @@ def spine(study: Study) -> list[Section]:
         "figures are the test of it. Detectable incidents only; detectability is decided from healthy seeds."
     )
     return [
-        figures(f"The {len(SETTLED_ON)} faults of the spine", bars(own), text),
+        figures(f"The {len(SPINE)} faults of the spine", bars(own), text),
         *([figures("All other faults", bars(others))] if others else []),
     ]
 
@@ -122,18 +123,14 @@ def controls(study: Study) -> list[Section]:
     """The same incidents with other proxies, and with none."""
     arena = study.arena
     assert arena is not None
-    early = [item for item in arena.single if item.from_step == 1]
-    names = [*arena.scale.controls, LOG_ONLY]
-    ours = study.diagnose([Task(item, COMPARED if arena.scale.controls else PROXY) for item in early])
-    theirs = {name: study.diagnose([Task(item, name) for item in early]) for name in names}
-    section = controls_section(ours, theirs)
-    own = [item for item in ours if item.incident.truth[0] in SETTLED_ON]
-    on_spine = controls_section(own, theirs)
+    groups = compared_tasks(arena, arena.single)
+    got = {name: study.diagnose(tasks) for name, tasks in groups.items()}
+    every = pairs(got, arena)
+    spine_only = {
+        name: ([item for item in ours if item.incident.truth[0] in SPINE], theirs)
+        for name, (ours, theirs) in every.items()
+    }
     return [
-        Section("Controls, all faults", *_rest(section)),
-        Section("Controls, the faults of the spine", *_rest(on_spine)),
+        controls_section("Controls, all faults", every),
+        controls_section("Controls, the faults of the spine", spine_only),
     ]
-
-
-def _rest(section: Section) -> tuple[tuple[str, ...], tuple[str, ...], tuple[tuple[str, ...], ...]]:
-    return section.text, section.header, section.rows

@@ -12,11 +12,20 @@ from diagnose.bank import Bank
 from diagnose.console import Terminal
 from diagnose.jobs import cores
 from diagnose.selftest import summary
-from diagnose.selftest.arena import CONTROLS, FULL, QUICK, Arena, open_arena
+from diagnose.selftest.arena import (
+    CONTROLS,
+    FULL,
+    QUICK,
+    SPINE,
+    SPINE_CONTROLS,
+    Arena,
+    open_arena,
+)
 from diagnose.selftest.fill import fill, plan
+from diagnose.selftest.incidents import Incident
 from diagnose.selftest.report import Section, figures, interval, markdown, number, show
 from diagnose.selftest.summary import Figure
-from diagnose.selftest.trial import COMPARED, LOG_ONLY, Task, Trial, trials
+from diagnose.selftest.trial import COMPARED, COMPARED_SPINE, LOG_ONLY, Task, Trial, trials
 from diagnose.store import write_text
 from taxonomy.registry import library
 
@@ -110,16 +119,14 @@ class Found:
         double: Two faults.
         healthy: None.
         open_set: One fault, its card and replays taken out.
-        compared: One fault from the first step, the proxy with as little as a control has.
-        controls: The same incidents, by control.
+        controls: By control, one fault from the first step: (the proxy with as little as a control has, the control).
     """
 
     single: Sequence[Trial]
     double: Sequence[Trial]
     healthy: Sequence[Trial]
     open_set: Sequence[Trial]
-    compared: Sequence[Trial]
-    controls: Mapping[str, Sequence[Trial]]
+    controls: Mapping[str, tuple[Sequence[Trial], Sequence[Trial]]]
 
     @property
     def detectable(self) -> list[Trial]:
@@ -130,28 +137,38 @@ class Found:
 def diagnose(bank: Bank, arena: Arena, workers: int) -> Found:
     """Diagnose everything that the bank holds."""
     cases = [*arena.single, *arena.changed]
-    early = [item for item in cases if item.from_step == 1]
-    lineups = (COMPARED, *arena.scale.controls, LOG_ONLY) if arena.scale.controls else (LOG_ONLY,)
     groups: dict[str, list[Task]] = {
         "single": [Task(item) for item in cases],
         "double": [Task(item) for item in arena.double],
         "healthy": [Task(item) for item in arena.healthy],
         "open_set": [Task(item, without=item.truth) for item in arena.single],
-        **{name: [Task(item, name) for item in early] for name in lineups},
+        **compared_tasks(arena, cases),
     }
-    order = [(name, task) for name, tasks in groups.items() for task in tasks]
-    done = trials(bank, arena, [task for _, task in order], workers)
-    by_task = {item.task: item for item in done}
+    by_task = {
+        item.task: item
+        for item in trials(bank, arena, [task for tasks in groups.values() for task in tasks], workers)
+    }
     got = {name: [by_task[task] for task in tasks if task in by_task] for name, tasks in groups.items()}
-    controls = {name: got[name] for name in lineups if name != COMPARED}
     return Found(
-        got["single"],
-        got["double"],
-        got["healthy"],
-        got["open_set"],
-        got.get(COMPARED, got["single"]),
-        controls,
+        got.pop("single"), got.pop("double"), got.pop("healthy"), got.pop("open_set"), pairs(got, arena)
     )
+
+
+def compared_tasks(arena: Arena, cases: Sequence[Incident]) -> dict[str, list[Task]]:
+    """Return the diagnoses that a comparison of the proxy with its controls takes, by line-up."""
+    early = [item for item in cases if item.from_step == 1]
+    spine = [item for item in early if item.truth[0] in SPINE]
+    tasks = {COMPARED: early, COMPARED_SPINE: spine, LOG_ONLY: early}
+    tasks |= {name: spine if name in SPINE_CONTROLS else early for name in arena.scale.controls}
+    return {name: [Task(item, name) for item in items] for name, items in tasks.items()}
+
+
+def pairs(
+    got: Mapping[str, Sequence[Trial]], arena: Arena
+) -> dict[str, tuple[Sequence[Trial], Sequence[Trial]]]:
+    """Return (the proxy's diagnoses, the control's) by control, from diagnoses by line-up."""
+    names = [*arena.scale.controls, LOG_ONLY]
+    return {name: (got[COMPARED_SPINE if name in SPINE_CONTROLS else COMPARED], got[name]) for name in names}
 
 
 def main_figures(found: Found, categories: Mapping[str, str]) -> list[Figure]:
@@ -185,7 +202,7 @@ def report(found: Found, categories: Mapping[str, str], notes: Notes) -> list[Se
         figures("Beside the bars", summary.further(seen)),
         _groups(seen, categories),
         figures("Two faults at once", summary.doubles(summary.detectable(found.double))),
-        controls(found.compared, found.controls),
+        controls("Controls", found.controls),
         _by_fault(found.single, categories),
         _confusions(seen),
         _false_specific(found.open_set),
@@ -193,31 +210,27 @@ def report(found: Found, categories: Mapping[str, str], notes: Notes) -> list[Se
     return [item for item in sections if item.text or item.rows]
 
 
-def controls(ours: Sequence[Trial], theirs: Mapping[str, Sequence[Trial]]) -> Section:
+def controls(title: str, found: Mapping[str, tuple[Sequence[Trial], Sequence[Trial]]]) -> Section:
     """Return the section that holds the proxy against its controls."""
     rows, said = [], []
-    ours = summary.detectable(ours)
-    for name, trials_ in theirs.items():
-        for what, e in summary.against(ours, trials_).items():
+    for name, (ours, theirs) in found.items():
+        for what, e in summary.against(summary.detectable(ours), theirs).items():
             if not e.n:
                 continue
-            rows.append(
-                (name, what, f"{e.value:+.3f}", interval(e, signed=True), f"{e.n} ({e.faults} faults)")
-            )
+            cells = (f"{e.value:+.3f}", interval(e, signed=True), f"{e.n} ({e.faults} faults)")
+            rows.append((name, what, *cells))
             if summary.added_nothing(e):
                 said.append(f"{what}: this proxy added nothing over {name} that could be shown.")
     text = (
         "Difference proxy − control on the same detectable incidents from step 1, each side with one replay seed at "
         "the default strength and the same ten healthy seeds; intervals from resampling whole faults.",
-        *(f"{name}: {CONTROLS[name]}." for name in theirs if name in CONTROLS),
+        *(f"{name}: {what}." for name, what in CONTROLS.items() if name in found),
+        f"{' and '.join(SPINE_CONTROLS)}: on the {len(SPINE)} faults of the spine, the only candidates there.",
+        f"{LOG_ONLY}: the ranking of `diagnose triage`, without any run.",
         *said,
     )
-    return Section(
-        "Controls",
-        text if rows else (),
-        ("control", "figure", "difference", "95 % interval", "n"),
-        tuple(rows),
-    )
+    header = ("control", "figure", "difference", "95 % interval", "n")
+    return Section(title, text if rows else (), header, tuple(rows))
 
 
 def _groups(seen: Sequence[Trial], categories: Mapping[str, str]) -> Section:
@@ -298,10 +311,7 @@ def contract(found: Found, categories: Mapping[str, str], notes: Notes) -> dict[
         "least_strength": summary.strengths(found.single),
         "confusion": summary.confusions(seen),
         "controls": {
-            name: {
-                what: e.to_json()
-                for what, e in summary.against(summary.detectable(found.compared), theirs).items()
-            }
-            for name, theirs in found.controls.items()
+            name: {what: e.to_json() for what, e in summary.against(summary.detectable(ours), theirs).items()}
+            for name, (ours, theirs) in found.controls.items()
         },
     }

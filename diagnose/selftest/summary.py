@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from diagnose.result import Verdict
+from diagnose.selftest.arena import SPINE
 from diagnose.selftest.incidents import DEFAULT
 from diagnose.selftest.stats import (
     Estimate,
@@ -17,21 +18,6 @@ from diagnose.selftest.stats import (
     share,
 )
 from diagnose.selftest.trial import Trial
-
-SETTLED_ON = (
-    "weight_sync_skipped",
-    "stale_weights",
-    "rollout_logprob_precision",
-    "rollout_weight_quantization",
-    "actor_update_omission",
-    "learning_rate_too_high",
-    "kl_sign_flipped",
-    "reward_flipped",
-    "excess_inner_epochs",
-    "expert_permutation",
-    "top_k_mismatch",
-)
-"""The faults of the spine. Incidents of these were looked at while thresholds were chosen; all others are unseen."""
 
 NOTHING = "(nothing ranked)"
 
@@ -179,7 +165,7 @@ def groups(trials: Sequence[Trial]) -> dict[str, list[Trial]]:
         found.setdefault(f"recipe: {case.recipe}", []).append(item)
         found.setdefault(f"strength {case.strength:g}", []).append(item)
         found.setdefault(f"from step {case.from_step}", []).append(item)
-        seen = "seen" if case.truth[0] in SETTLED_ON else "unseen"
+        seen = "seen" if case.truth[0] in SPINE else "unseen"
         found.setdefault(f"faults {seen} when thresholds were chosen", []).append(item)
     order = {f"recipe: {DEFAULT}": 0}
     return dict(sorted(found.items(), key=lambda pair: (order.get(pair[0], 1), pair[0])))

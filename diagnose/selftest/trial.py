@@ -22,7 +22,7 @@ from diagnose.score.onset import Onset, incident_onset
 from diagnose.score.plan import Replay
 from diagnose.score.score import score
 from diagnose.scoring import judge_witness
-from diagnose.selftest.arena import PROXY, Arena, Lineup, Replays
+from diagnose.selftest.arena import PROXY, SPINE_CONTROLS, Arena, Lineup, Replays
 from diagnose.selftest.detect import Movement, movement
 from diagnose.selftest.incidents import DEFAULT, Incident
 from diagnose.session import recipe_hash
@@ -37,7 +37,7 @@ class Task:
 
     Attributes:
         incident: The case.
-        lineup: Name of what diagnoses it: `PROXY`, "compared" for the proxy with what a control has, or a control.
+        lineup: Name of what diagnoses it: `PROXY`, `COMPARED`, `COMPARED_SPINE`, a control, or `LOG_ONLY`.
         without: Faults that are taken out, card and replays.
     """
 
@@ -48,6 +48,9 @@ class Task:
 
 COMPARED = "compared"
 """The proxy with no more replays and healthy seeds than a control has."""
+
+COMPARED_SPINE = "compared, spine"
+"""The same with the faults of the spine as the only candidates."""
 
 LOG_ONLY = "log only"
 """The control without any run: the ranking that the logs alone give."""
@@ -237,9 +240,12 @@ class Judge:
         if name not in self._lineups:
             arena = self._arena
             if name == PROXY:
-                self._lineups[name] = arena.lineup()
+                found = arena.lineup()
+            elif name in (COMPARED, COMPARED_SPINE):
+                found = arena.compared(PROXY, spine=name == COMPARED_SPINE)
             else:
-                self._lineups[name] = arena.compared(PROXY if name == COMPARED else name)
+                found = arena.compared(name, spine=name in SPINE_CONTROLS)
+            self._lineups[name] = found
         return self._lineups[name]
 
     def _replay(self, item: Replays) -> Replay | None:

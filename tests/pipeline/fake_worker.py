@@ -87,7 +87,8 @@ def run(job):
                 os.kill(os.getpid(), signal.SIGKILL)
             time.sleep(float(os.environ.get("FAKE_STEP_S", "0")))
             name, start = (fault["id"], fault["from_step"]) if fault else (None, 1)
-            strength = float(STRENGTH.search(job["id"])[1]) if fault else 1.0
+            named = STRENGTH.search(job["id"])  # a run of a bank has a key and no name
+            strength = float(named[1]) if fault and named else 1.0
             if fault and acts_not(fault, spec["recipe"]):
                 strength = 0.0
             data = record(name, 1000 + spec["seed"], step, strength, from_step=start)
