@@ -6,16 +6,15 @@
   from a checkpoint: the same run, an event, and the later values win.
 - Records that name their run (MLflow, CSV exports) belong to it, whatever their order.
 
-Values are kept by column, 16 bytes each, so that a long log needs little more memory than its curves.
+Values are kept in arrays, 8 bytes each, so that a long log needs little more memory than its curves.
 
-Legend of shape suffixes: ``_N`` logged steps.
+Legend of shape suffixes: ``_N`` logged steps, ``_R`` records, ``_K`` values of one key.
 """
 
 from __future__ import annotations
 
 import math
 from array import array
-from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -34,40 +33,10 @@ MAX_KEYS = 20_000
 """Distinct raw keys that are remembered; a log with more than that has something else than metrics in it."""
 MAX_USED = 1000
 """Distinct raw keys that may stand for a canonical metric (validation sets have a key each)."""
+MAX_BLOCKS = 500
+"""Sets of keys that are kept as they come; records with others are taken apart."""
 MAX_RUNS = 1000
 """Runs of one log that are told apart; what comes after them joins the last."""
-
-
-class _Column:
-    """The values of one raw key: row numbers, ascending, and a value for each."""
-
-    __slots__ = ("rows", "values")
-
-    def __init__(self) -> None:
-        self.rows = array("q")
-        self.values = array("d")
-
-    def get(self, row: int) -> float | None:
-        """Return the value of a row, None where there is none."""
-        rows = self.rows
-        if not rows or rows[-1] < row:
-            return None
-        at = len(rows) - 1 if rows[-1] == row else bisect_left(rows, row)
-        return self.values[at] if rows[at] == row else None
-
-    def put(self, row: int, value: float) -> None:
-        """Set the value of a row that is the last one, or not far before it."""
-        rows = self.rows
-        if not rows or rows[-1] < row:
-            rows.append(row)
-            self.values.append(value)
-            return
-        at = bisect_left(rows, row)
-        if rows[at] == row:
-            self.values[at] = value
-        else:
-            rows.insert(at, row)
-            self.values.insert(at, value)
 
 
 def assemble(records: Iterable[Record], source: str, aliases: Aliases) -> tuple[Run, ...]:
@@ -82,16 +51,18 @@ def assemble(records: Iterable[Record], source: str, aliases: Aliases) -> tuple[
     drafts: list[_Draft] = []
     latest: dict[str, _Draft] = {}
     used = 0
+    all_known: tuple[str, ...] = ()  # the keys of the record before, if each was known
     for record in records:
-        known: dict[str, float] = {}
-        for key, value in record.data.items():
-            if key not in offers:
-                if len(offers) >= MAX_KEYS:
-                    continue
-                offers[key] = aliases.offer(key) if used < MAX_USED else None
-                used += offers[key] is not None
-            if offers[key] is not None:
-                known[key] = value
+        known: Mapping[str, float] = record.data
+        keys = tuple(known)
+        if keys != all_known:
+            for key in keys:
+                if key not in offers and len(offers) < MAX_KEYS:
+                    offers[key] = aliases.offer(key) if used < MAX_USED else None
+                    used += offers[key] is not None
+            known = {key: value for key, value in known.items() if offers.get(key) is not None}
+            if len(known) == len(keys):
+                all_known = keys
         draft = latest.get(record.run)
         if draft is None or not draft.takes(record.step, known):
             if len(drafts) < MAX_RUNS:
@@ -104,6 +75,17 @@ def assemble(records: Iterable[Record], source: str, aliases: Aliases) -> tuple[
     return tuple(draft.finish(source, offers) for draft in drafts)
 
 
+class _Block:
+    """Records that have the same keys: the number of each, and its values after those of the one before."""
+
+    __slots__ = ("keys", "numbers", "values")
+
+    def __init__(self, keys: tuple[str, ...]) -> None:
+        self.keys = keys
+        self.numbers = array("q")
+        self.values = array("d")
+
+
 @dataclass
 class _Draft:
     """A run in the making.
@@ -114,12 +96,10 @@ class _Draft:
         first: First step, -1 before there is one.
         last: Step of the latest record, late ones aside.
         stride: Distance between the first two steps, 0 until there are two.
-        steps: Step of every row, in the order in which rows were begun.
-        rows: Step → its row. A step that comes again after a resume gets a new one.
-        columns: Raw key → its values.
-        fresh: Steps logged since the last resume or before its step, ascending.
-        stale: Steps that a resume went back behind, and that have not come again.
-        replaced: Steps that came again after a resume.
+        steps: Step of every record with a known metric, by its number.
+        blocks: Keys → the records that have them.
+        recent: Step → what was logged for it, of the last few steps since the last resume.
+        resumes: (number of the first record, step) of every resume.
         keys: Every raw key seen, in order (a dict for its order).
         decimals: Number of decimals → values printed so.
     """
@@ -134,13 +114,10 @@ class _Draft:
     duplicates: int = 0
     conflicts: int = 0
     steps: array[int] = field(default_factory=lambda: array("q"))
-    rows: dict[int, int] = field(default_factory=dict)
-    columns: dict[str, _Column] = field(default_factory=dict)
-    fresh: list[int] = field(default_factory=list)
-    stale: set[int] = field(default_factory=set)
-    replaced: set[int] = field(default_factory=set)
+    blocks: dict[tuple[str, ...], _Block] = field(default_factory=dict)
+    recent: dict[int, Mapping[str, float]] = field(default_factory=dict)
+    resumes: list[tuple[int, int]] = field(default_factory=list)
     keys: dict[str, None] = field(default_factory=dict)
-    resumes: list[int] = field(default_factory=list)
     decimals: Counter[int | None] = field(default_factory=Counter)
 
     def takes(self, step: int, known: Mapping[str, float]) -> bool:
@@ -155,74 +132,96 @@ class _Draft:
 
     def _is_late(self, step: int, known: Mapping[str, float]) -> bool:
         """Whether a record behind `last` only adds to the step that it names, or repeats it."""
-        if self.last - step > LATE or step not in self.rows or step in self.stale:
+        if self.last - step > LATE or (row := self.recent.get(step)) is None:
             return False
-        row = self.rows[step]
-        return all(
-            key not in self.columns or (old := self.columns[key].get(row)) is None or _same(old, value)
-            for key, value in known.items()
-        )
+        return all(key not in row or _same(row[key], value) for key, value in known.items())
 
     def add(self, record: Record, known: Mapping[str, float]) -> None:
         """Take a record in; `takes` has said yes, or it is the first."""
         step = record.step
         self.last_line = record.line
         self.records += 1
-        if len(self.keys) < MAX_KEYS:
-            self.keys.update(dict.fromkeys([*record.data, *record.not_numbers]))
-        if not known:
-            return
+        keys = tuple(known)
+        block = self.blocks.get(keys)
+        if block is None or len(known) < len(record.data) or record.not_numbers:
+            if len(self.keys) < MAX_KEYS:
+                self.keys.update(dict.fromkeys([*record.data, *record.not_numbers]))
+            if not known:
+                return
         self.decimals[record.decimals] += len(record.data)
+        if step < self.last and not self._is_late(step, known):
+            self.resumes.append((len(self.steps), step))
+            self.recent.clear()
+            self.last = step
+        elif step > self.last >= 0 and not self.stride:
+            self.stride = step - self.last
         if self.first < 0:
             self.first = step
-        if step < self.last and not self._is_late(step, known):
-            self._resume(step)
-        if step > self.last >= 0 and not self.stride:
-            self.stride = step - self.last
-        self.last = max(self.last, step)
-        row = self.rows.get(step)
-        if row is None or step in self.stale:
-            if row is not None:
-                self.stale.discard(step)
-                self.replaced.add(step)
-            row = self.rows[step] = len(self.steps)
-            self.steps.append(step)
-            self.fresh.append(step)
-        for key, value in known.items():
-            column = self.columns.get(key)
-            if column is None:
-                column = self.columns[key] = _Column()
-            elif (old := column.get(row)) is not None:
-                same = _same(old, value)
-                self.duplicates += same
-                self.conflicts += not same
-            column.put(row, value)
+        if step > self.last:
+            self.last = step
+        if (row := self.recent.get(step)) is not None:
+            for key, value in known.items():
+                if key in row:
+                    same = _same(row[key], value)
+                    self.duplicates += same
+                    self.conflicts += not same
+            self.recent[step] = {**row, **known}
+        else:
+            self.recent[step] = known
+            if len(self.recent) > 4 * LATE:
+                self.recent = {old: row for old, row in self.recent.items() if self.last - old <= LATE}
+        number = len(self.steps)
+        self.steps.append(step)
+        if block is None:
+            self._begin(number, keys, known)
+        else:
+            block.numbers.append(number)
+            block.values.extend(known.values())
 
-    def _resume(self, step: int) -> None:
-        """Go back to `step`: what was logged from there on is what a later value replaces."""
-        self.resumes.append(step)
-        while self.fresh and self.fresh[-1] >= step:
-            self.stale.add(self.fresh.pop())
-        self.last = step
+    def _begin(self, number: int, keys: tuple[str, ...], known: Mapping[str, float]) -> None:
+        """Keep a record whose keys have not come together before; of too many kinds of records by key."""
+        parts = [keys] if len(self.blocks) < MAX_BLOCKS else [(key,) for key in keys]
+        for part in parts:
+            block = self.blocks.setdefault(part, _Block(part))
+            block.numbers.append(number)
+            block.values.extend(known[key] for key in part)
+
+    def _column(self, raw: str, steps_R: Array) -> tuple[Array, Array]:
+        """Return steps and values of a key, in the order in which they were logged.
+
+        Args:
+            raw: The key.
+            steps_R: Step of every record.
+        """
+        numbers, found = [], []
+        for block in self.blocks.values():
+            if raw in block.keys:
+                numbers.append(np.array(block.numbers, dtype=np.int64))
+                found.append(np.array(block.values)[block.keys.index(raw) :: len(block.keys)])
+        numbers_K = np.concatenate(numbers)
+        order = np.argsort(numbers_K, kind="stable")
+        return steps_R[numbers_K[order]], np.concatenate(found)[order]
 
     def finish(self, source: str, offers: Mapping[str, Offer | None]) -> Run:
-        """Return the run: names settled, columns turned into curves."""
-        steps_N: Array
-        steps_N, place = np.unique(np.array(self.steps, dtype=np.float64), return_inverse=True)
-        names = _settle({key: len(column.rows) for key, column in self.columns.items()}, self.keys, offers)
+        """Return the run: names settled, records turned into curves."""
+        steps_R: Array = np.array(self.steps, dtype=np.float64)
+        steps_N = np.unique(steps_R)
+        counts: Counter[str] = Counter()
+        for block in self.blocks.values():
+            counts.update(dict.fromkeys(block.keys, len(block.numbers)))
+        names = _settle(counts, self.keys, offers)
         values: dict[str, Array] = {}
         nonfinite: dict[str, tuple[int, ...]] = {}
         resolution: dict[str, float] = {}
         decimals = self._common_decimals()
         for raw, canonical in names.items():
-            offer, column = offers[raw], self.columns[raw]
+            offer = offers[raw]
             assert offer is not None
-            at = place[np.array(column.rows, dtype=np.int64)]
+            steps_K, values_K = self._column(raw, steps_R)
+            at = np.searchsorted(steps_N, steps_K)
             values_N, logged_N = np.full(len(steps_N), math.nan), np.zeros(len(steps_N), dtype=bool)
             with np.errstate(over="ignore"):
-                values_N[at] = (
-                    np.array(column.values) * offer.scale
-                )  # of several rows of a step the last wins
+                values_N[at] = values_K * offer.scale  # of several values of a step the last wins
             logged_N[at] = True
             finite_N = np.isfinite(values_N)
             values[canonical] = np.where(finite_N, values_N, math.nan)
@@ -236,7 +235,7 @@ class _Draft:
                 steps_N,
                 values,
                 nonfinite,
-                tuple(("resume", step) for step in self.resumes),
+                tuple(("resume", step) for _, step in self.resumes),
                 resolution,
             ),
             names=names,
@@ -246,9 +245,19 @@ class _Draft:
             records=self.records,
             duplicates=self.duplicates,
             conflicts=self.conflicts,
-            replaced=len(self.replaced),
+            replaced=self._replaced(steps_R),
             label=self.label,
         )
+
+    def _replaced(self, steps_R: Array) -> int:
+        """Return how many steps were logged both before and after a resume."""
+        if not self.resumes:
+            return 0
+        generation_R = np.searchsorted(
+            [number for number, _ in self.resumes], np.arange(len(steps_R)), side="right"
+        )
+        pairs = np.unique(np.stack([steps_R, generation_R]), axis=1)
+        return int((np.unique(pairs[0], return_counts=True)[1] > 1).sum())
 
     def _common_decimals(self) -> int:
         """Return the number of decimals that the whole run was rounded to, 0 for a run that was not."""

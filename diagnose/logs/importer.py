@@ -5,8 +5,7 @@ from __future__ import annotations
 from codecs import BOM_UTF16_BE, BOM_UTF16_LE
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import reduce
-from operator import or_
+from itertools import chain
 from pathlib import Path
 from typing import BinaryIO
 
@@ -90,15 +89,12 @@ def choose(stream: BinaryIO, log_format: str | None = None) -> Reader | FileRead
     if (found := sniff_head(head, file_readers())) is not None:
         return found
     every = readers()
-    # With needles of all readers, chatter before the first metric line is passed over fast.
-    needles = () if any(not reader.needles for reader in every.values()) else _needles(every.values())
+    # With the hints of all readers, chatter before the first metric line is passed over fast.
+    hints = [reader.hints for reader in every.values()]
+    needles = tuple(sorted(set(chain.from_iterable(hints)))) if all(hints) else ()
     reader = sniff(lines(stream, needles=needles), every)
     stream.seek(0)
     return reader
-
-
-def _needles(found: Iterable[Reader]) -> tuple[bytes, ...]:
-    return tuple(sorted(reduce(or_, (set(reader.needles) for reader in found), set())))
 
 
 @dataclass

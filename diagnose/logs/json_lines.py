@@ -14,6 +14,7 @@ from diagnose.logs.text import Line, printable
 
 _INNER = ("metrics", "data", "logs", "values")
 """Where some put the metrics of a record."""
+_CLOCK = (*values.STEP_KEYS, values.OF_STEPS)
 
 
 def record_of(raw: Mapping[str, Any], number: int, last: int) -> Record | Rejected:
@@ -27,8 +28,8 @@ def record_of(raw: Mapping[str, Any], number: int, last: int) -> Record | Reject
     for name in _INNER:
         if isinstance(inner := raw.get(name), Mapping):
             raw = {**{key: value for key, value in raw.items() if key != name}, **inner}
-    data, others = values.split(values.flat(raw))
     step = values.step_of(raw)
+    data, others = values.split(item for item in values.flat(raw) if item[0] not in _CLOCK)
     if step is None:
         if sum(EVERY.offer(key) is not None for key in data) < 2:
             return Rejected(number, "no step and no known metric: a configuration record?")
@@ -50,7 +51,7 @@ def recognises(text: str) -> bool:
     return isinstance(found, Record) and any(EVERY.offer(key) is not None for key in found.data)
 
 
-@reader("json-lines", "JSON lines (ms-swift logging.jsonl and others)", recognises, EVERY)
+@reader("json-lines", "JSON lines (ms-swift logging.jsonl and others)", recognises, EVERY, hints=(b'{"',))
 def records(lines: Iterable[Line]) -> Iterator[Record | Rejected]:
     """Yield the records; every other line is rejected. Records without a step are counted on."""
     last = 0

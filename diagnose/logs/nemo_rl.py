@@ -27,7 +27,7 @@ def recognises(text: str) -> bool:
     return "•" in text and any(found["key"] in NEMO_RL.names for found in _BULLET.finditer(text))
 
 
-@reader("nemo-rl", "NeMo-RL console", recognises, NEMO_RL)
+@reader("nemo-rl", "NeMo-RL console", recognises, NEMO_RL, hints=("•".encode(),))
 def records(lines: Iterable[Line]) -> Iterator[Record | Rejected]:
     """Yield a record a block, when the next one begins; other text is passed over."""
     step, headed, begun, prefix = 0, False, 0, ""

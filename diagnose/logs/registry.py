@@ -58,6 +58,7 @@ class Reader:
         needles: Byte strings of which every line that matters has one, so that others are never looked at;
             () for a format that needs all lines.
         fast: The same as `records` for pieces that are not decoded yet, None for a format without.
+        hints: Byte strings of which every line that `recognises` accepts has one; `needles` where not given.
     """
 
     name: str
@@ -67,6 +68,7 @@ class Reader:
     aliases: Aliases
     needles: tuple[bytes, ...] = ()
     fast: PieceRecords | None = None
+    hints: tuple[bytes, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -102,12 +104,13 @@ def reader(
     aliases: Aliases,
     needles: tuple[bytes, ...] = (),
     fast: PieceRecords | None = None,
+    hints: tuple[bytes, ...] = (),
 ) -> Callable[[Records], Records]:
     """Register the decorated generator as the reader of a format; see `Reader` for the arguments."""
 
     def register(records: Records) -> Records:
         assert name not in _registered | _files, f"two log readers are called {name}"
-        _registered[name] = Reader(name, title, recognises, records, aliases, needles, fast)
+        _registered[name] = Reader(name, title, recognises, records, aliases, needles, fast, hints or needles)
         return records
 
     return register

@@ -16,14 +16,16 @@ if TYPE_CHECKING:
 
 SHOWN = 20
 """Unmapped keys and rejected lines that the rendering for people lists."""
+_RIGHT = (2, 3)
 
 
 def as_json(imported: Import) -> dict[str, Any]:
     """Return the summary of an import as JSON-able data (``"schema": 1``).
 
-    Each run has ``steps``, ``first_step``, ``last_step``, ``metrics`` (canonical name → ``raw`` key, ``n``
+    Each run has ``steps``, ``first_step``, ``last_step``, ``metrics`` (canonical name → ``raw`` key, ``unit``, ``n``
     finite values, ``nonfinite`` values, ``resolution`` where the log is rounded), ``unmapped`` keys and the
-    ``rejected`` lines from its first line up to the next run's.
+    ``rejected`` lines from its first line up to the next run's. ``label`` and ``file`` are there where a log names
+    its runs or is a folder; ``notes`` says what of a folder was left out.
     """
     return {
         "schema": 1,
@@ -32,6 +34,7 @@ def as_json(imported: Import) -> dict[str, Any]:
         "lines": imported.counts.lines,
         "records": imported.counts.records,
         "rejected": imported.counts.rejected,
+        "notes": list(imported.notes),
         "runs": [
             _run(run, rejected)
             for run, rejected in zip(imported.runs, _rejected_by_run(imported), strict=True)
@@ -48,6 +51,7 @@ def _run(run: Run, rejected: list[Rejected]) -> dict[str, Any]:
         "metrics": {
             canonical: {
                 "raw": raw,
+                "unit": METRIC_BY_NAME[canonical].unit,
                 "n": int(np.isfinite(curves.values[canonical]).sum()),
                 "nonfinite": len(curves.nonfinite.get(canonical, ())),
             }
@@ -55,20 +59,24 @@ def _run(run: Run, rejected: list[Rejected]) -> dict[str, Any]:
             for raw, canonical in run.names.items()
         },
         "unmapped": list(run.unmapped),
-        "rejected": [{"line": item.line, "reason": item.reason} for item in rejected],
+        "rejected": [
+            {"line": item.line, "reason": item.reason} | ({"file": item.file} if item.file else {})
+            for item in rejected
+        ],
         "events": [{"kind": kind, "step": step} for kind, step in curves.events],
         "duplicates": run.duplicates,
         "conflicts": run.conflicts,
         "replaced": run.replaced,
-    }
+    } | {name: text for name, text in (("label", run.label), ("file", run.file)) if text}
 
 
 def _rejected_by_run(imported: Import) -> list[list[Rejected]]:
     """Return the rejected lines of each run; those before the first run go with it."""
     found: list[list[Rejected]] = [[] for _ in imported.runs]
-    starts = [run.first_line for run in imported.runs]
     for item in imported.rejected:
-        found[max(0, sum(start <= item.line for start in starts) - 1)].append(item)
+        own = [index for index, run in enumerate(imported.runs) if run.file in ("", item.file)] or [0]
+        before = [index for index in own if imported.runs[index].first_line <= item.line]
+        found[before[-1] if before else own[0]].append(item)
     return found
 
 
@@ -83,12 +91,18 @@ def _lines(imported: Import) -> Iterator[str]:
         yield ""
         yield _run_headline(run, index, len(imported.runs))
         rows = _rows(run)
-        widths = [max(len(row[column]) for row in rows) for column in range(4)]
+        widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
         for row in rows:
-            cells = [row[0].ljust(widths[0]), row[1].rjust(widths[1]), row[2].rjust(widths[2]), row[3]]
+            cells = [
+                cell.rjust(width) if column in _RIGHT else cell.ljust(width)
+                for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+            ]
             yield ("  " + "  ".join(cells)).rstrip()
         for note in _notes(run, rejected):
             yield f"  {note}"
+    if imported.notes:
+        yield ""
+        yield from imported.notes[:SHOWN]
 
 
 def as_rich(imported: Import) -> Group:
@@ -104,10 +118,12 @@ def as_rich(imported: Import) -> Group:
             title=Text(_run_headline(run, index, len(imported.runs))), title_justify="left", box=None
         )
         for column, name in enumerate(header):
-            table.add_column(Text(name), justify="right" if column in (1, 2) else "left", overflow="fold")
+            table.add_column(Text(name), justify="right" if column in _RIGHT else "left", overflow="fold")
         for row in rows:
             table.add_row(*(Text(cell) for cell in row))
         parts += [Text(""), table, *(Text(note) for note in _notes(run, rejected))]
+    if imported.notes:
+        parts += [Text(""), *(Text(note) for note in imported.notes[:SHOWN])]
     return Group(*parts)
 
 
@@ -123,18 +139,20 @@ def _run_headline(run: Run, index: int, of: int) -> str:
     steps_N = run.curves.steps_N
     span = f", {int(steps_N[0])} to {int(steps_N[-1])}" if len(steps_N) else ""
     lines = f"lines {run.first_line} to {run.last_line}"
-    return f"run {index} of {of}: {count(len(steps_N), 'step')}{span} ({lines})"
+    name = " ".join(text for text in (run.file, run.label) if text)
+    return f"run {index} of {of}{f' ({name})' if name else ''}: {count(len(steps_N), 'step')}{span} ({lines})"
 
 
-def _rows(run: Run) -> list[tuple[str, str, str, str]]:
-    """Return the table, header first: canonical metric, values, non-finite values, where it comes from."""
-    rows = [("metric", "values", "not finite", "read from")]
+def _rows(run: Run) -> list[tuple[str, ...]]:
+    """Return the table, header first: canonical metric, unit, values, non-finite values, where it comes from."""
+    rows: list[tuple[str, ...]] = [("metric", "unit", "values", "not finite", "read from")]
     for raw, canonical in run.names.items():
         values_N = run.curves.values[canonical]
         bad = len(run.curves.nonfinite.get(canonical, ()))
-        name = canonical + ("" if METRIC_BY_NAME[canonical].ranks else " (not scored)")
+        metric = METRIC_BY_NAME[canonical]
+        name = canonical + ("" if metric.ranks else " (not scored)")
         origin = "" if raw == canonical else raw
-        rows.append((name, str(int(np.isfinite(values_N).sum())), str(bad or ""), origin))
+        rows.append((name, metric.unit, str(int(np.isfinite(values_N).sum())), str(bad or ""), origin))
     return rows
 
 
@@ -147,17 +165,22 @@ def _notes(run: Run, rejected: list[Rejected]) -> list[str]:
         notes.append(f"{count(run.duplicates, 'value')} logged twice")
     if run.conflicts:
         notes.append(f"{count(run.conflicts, 'value')} logged twice, differently: the later ones count")
-    if run.curves.resolution:
-        notes.append("all values are rounded to a fixed number of decimals: a 0 may be a small number")
+    if rounded := run.curves.resolution:
+        notes.append(
+            "all values are rounded to a fixed number of decimals: a 0 may be a small number"
+            if len(rounded) == len(run.curves.values)
+            else f"rounded to a fixed number of decimals, so that a 0 may be a small number: {_some(tuple(rounded))}"
+        )
     if run.unmapped:
-        shown = ", ".join(run.unmapped[:SHOWN])
-        notes.append(f"{count(len(run.unmapped), 'key')} not used: {shown}{_more(run.unmapped)}")
+        notes.append(f"{count(len(run.unmapped), 'key')} not used: {_some(run.unmapped)}")
     for item in rejected[:SHOWN]:
-        notes.append(f"line {item.line} rejected: {item.reason}")
+        where = f"{item.file} " if item.file != run.file else ""
+        notes.append(f"{where}line {item.line} rejected: {item.reason}")
     if len(rejected) > SHOWN:
         notes.append(f"and {count(len(rejected) - SHOWN, 'more line')} rejected")
     return notes
 
 
-def _more(keys: tuple[str, ...]) -> str:
-    return f" and {len(keys) - SHOWN} more" if len(keys) > SHOWN else ""
+def _some(keys: tuple[str, ...]) -> str:
+    more = f" and {len(keys) - SHOWN} more" if len(keys) > SHOWN else ""
+    return ", ".join(keys[:SHOWN]) + more

@@ -138,30 +138,33 @@ def _finder(
     needles: tuple[bytes, ...],
 ) -> Callable[[bytes, int, Callable[[int], None]], Iterator[Piece]]:
     """Return a function like `_all` for the pieces that have one of the needles."""
-    if len(needles) == 1:
-        needle = needles[0]
-
-        def position(block: bytes, start: int) -> int:
-            return block.find(needle, start)
-    else:
-        pattern = re.compile(b"|".join(map(re.escape, needles)))
-
-        def position(block: bytes, start: int) -> int:
-            found = pattern.search(block, start)
-            return -1 if found is None else found.start()
 
     def find(block: bytes, number: int, too_long: Callable[[int], None]) -> Iterator[Piece]:
-        counted = start = 0
-        while (at := position(block, start)) >= 0:
+        present = tuple(
+            needle for needle in needles if needle in block
+        )  # far faster than a search for any of them
+        if not present:
+            return
+        one, several = present[0], re.compile(b"|".join(map(re.escape, present)))
+        start = 0
+        while True:
+            if len(present) == 1:
+                at = block.find(one, start)
+            else:
+                found = several.search(block, start)
+                at = -1 if found is None else found.start()
+            if at < 0:
+                return
             begin = max(block.rfind(b"\n", start, at), block.rfind(b"\r", start, at), start - 1) + 1
             end = _first_break(block, at, len(block)) - 1
-            number += _breaks(block, counted, begin)
-            counted = begin
+            if begin > start:
+                number += _breaks(block, start, begin)
             if end - begin > MAX_LINE:
                 too_long(number)
             else:
                 yield Piece(number, block[begin:end])
             start = end + 1
+            number += block[end : end + 1] == b"\n"
 
     return find
 

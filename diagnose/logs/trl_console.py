@@ -136,6 +136,9 @@ def place(epochs: Sequence[float], bar: int, total: int, after: int) -> list[int
     choices = [updates for updates in (bar, total) if updates >= after + count]
     if not choices:
         return list(range(after + 1, after + 1 + count))
+    known_K = np.isfinite(epochs_K)
+    if 10 * int(known_K.sum()) >= 9 * count:  # a dict that was cut may have lost its epoch
+        epochs_K = np.interp(np.arange(count), np.flatnonzero(known_K), epochs_K[known_K])
     span = float(epochs_K[-1] - epochs_K[0])
     trusted = bool(
         np.isfinite(epochs_K).all() and span >= 10 * _EPOCH_DIGIT and (np.diff(epochs_K) >= 0).all()
@@ -161,7 +164,14 @@ def place(epochs: Sequence[float], bar: int, total: int, after: int) -> list[int
         if trusted and epoch * per_epoch - step > _EPOCH_DIGIT * per_epoch + stride + 1:  # a gap
             step = max(step, stride * round(epoch * per_epoch / stride))
         steps.append(step)
-    return steps
+    limit = updates
+    for index in reversed(range(count)):  # no dict after the last update
+        if steps[index] <= limit:
+            break
+        steps[index], limit = limit, limit - stride
+    return (
+        steps if all(np.diff(steps) > 0) and steps[0] > after else list(range(after + 1, after + 1 + count))
+    )
 
 
 def _roundest(low: float, high: float) -> int:
@@ -183,7 +193,7 @@ def recognises(text: str) -> bool:
     return not text.startswith('{"') and (pairs := pairs_of(text)) is not None and _END not in pairs
 
 
-@reader("trl-console", "TRL, ms-swift or Unsloth console", recognises, TRL)
+@reader("trl-console", "TRL, ms-swift or Unsloth console", recognises, TRL, hints=(b"': ", b'": '))
 def records(lines: Iterable[Line]) -> Iterator[Record | Rejected]:
     """Yield the records; they come when their step is known, at the latest where the run ends."""
     clock = _Clock()

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 
 from diagnose.logs.model import Record, Rejected
 from diagnose.logs.names import VERL
@@ -34,8 +33,13 @@ _PAIR = re.compile(
     re.IGNORECASE,
 )
 _METRIC_LIKE = re.compile(r"\w/\w[^\s:]{0,200}:")
-_LAYOUTS = 4
-"""Layouts that a log is expected to go through in turn: with validation, with a checkpoint, without."""
+_GAP = b" - "
+_BEFORE = (b"", b" ", b"\t")
+_LAYOUTS = 500
+"""Layouts that are made for a log: a run has a handful (with validation, with a checkpoint, without), each made anew
+where its values get much longer or shorter."""
+_FULL = 64
+_SLACK = 64
 
 
 def parse(line: Line, pairs_before: int = 0) -> Iterator[Record | Rejected]:
@@ -99,90 +103,146 @@ def _value(text: str) -> float:
     return float("nan" if text.lower() in ("none", "null") else text)
 
 
-@dataclass(frozen=True)
 class _Layout:
-    """The keys of a metric line in their order.
+    """The keys of a metric line in their order, as one pattern that finds the values in use.
+
+    A line is taken to have the layout when it has as many pairs and every key in use, in order and about where the
+    lines before had it; values of other keys are not looked at. Every `_FULL`th line is compared key by key.
 
     Attributes:
         heads: For every pair what it starts with, the wrapper of its value included.
-        known: (position, length of the head, length of what follows the number) of the keys in use.
-        keys: Those keys.
+        known: Positions of the pairs in use.
+        keys: Their keys.
+        spans: For each, the smallest and largest number of bytes between it and the value in use before it.
         decimals: Decimals of all values, None where they differ.
+        lines: Lines that were read.
     """
 
-    heads: tuple[bytes, ...]
-    known: tuple[tuple[int, int, int], ...]
-    keys: tuple[str, ...]
-    decimals: int | None
+    def __init__(
+        self,
+        heads: tuple[bytes, ...],
+        known: tuple[int, ...],
+        keys: tuple[str, ...],
+        spans: tuple[tuple[int, int], ...],
+        decimals: int | None,
+    ) -> None:
+        self.heads, self.known, self.keys, self.spans = heads, known, keys, spans
+        self.decimals = decimals
+        self.lines = 0
+        parts = []
+        for at, (least, most) in zip(known, spans, strict=True):
+            gap = _GAP if at else b""
+            least, most = max(0, least - _SLACK), most + _SLACK
+            # Atomic, so that no line takes more than linear time.
+            skip = b"(?>.{%d,%d}%s)" % (least, most if at else 0, re.escape(gap + heads[at]))
+            parts.append(
+                skip + rb"([^ ()]{1,40})" + (rb"\)" if heads[at].endswith(b"(") else b"") + b"(?= |$)"
+            )
+        self.match = re.compile(b"".join(parts), re.DOTALL).match
 
     @staticmethod
-    def of(pairs: list[bytes], record: Record) -> _Layout | None:
-        """Return the layout of a line that gave a complete record, None where it is too unusual for one."""
+    def of(body: bytes, record: Record, before: _Layout | None) -> _Layout | None:
+        """Return the layout of a line that gave a complete record, None where it is too unusual for one.
+
+        Args:
+            body: The line from its first pair on.
+            record: What it gave.
+            before: The layout that it should have had.
+        """
+        pairs = body.split(_GAP)
         if len(pairs) != len(record.data):
             return None
         heads: list[bytes] = []
-        known: list[tuple[int, int, int]] = []
+        known: list[int] = []
         keys: list[str] = []
+        spans: list[tuple[int, int]] = []
+        at = end = 0
         for position, (pair, key) in enumerate(zip(pairs, record.data, strict=True)):
             name, colon, value = pair.partition(b":")
             if not colon or name.decode("utf-8", "replace") != key:
                 return None
             wrapper, bracket, rest = value.partition(b"(")
-            wrapped = bool(bracket)
-            if wrapped and not (rest.endswith(b")") and b"," not in rest):
+            if bracket and not (rest.endswith(b")") and b"," not in rest):
                 return None
-            heads.append(name + colon + (wrapper + bracket if wrapped else b""))
+            heads.append(name + colon + (wrapper + bracket if bracket else b""))
             if VERL.offer(key) is not None:
-                known.append((position, len(heads[-1]), int(wrapped)))
+                known.append(position)
                 keys.append(key)
-        return _Layout(tuple(heads), tuple(known), tuple(keys), record.decimals) if known else None
-
-    def read(self, number: int, step: int, pairs: list[bytes]) -> Record | None:
-        """Return the record of a line that has this layout, the keys in use only; None for any other line."""
-        if len(pairs) != len(self.heads) or not all(map(bytes.startswith, pairs, self.heads)):
+                span = max(0, at - len(_GAP) - end) if position else 0
+                spans.append((span, span))
+                end = at + len(pair)
+            at += len(pair) + len(_GAP)
+        if not known:
             return None
+        if before is not None and before.heads == tuple(heads):
+            spans = [
+                (min(one[0], two[0]), max(one[1], two[1]))
+                for one, two in zip(spans, before.spans, strict=True)
+            ]
+        return _Layout(tuple(heads), tuple(known), tuple(keys), tuple(spans), record.decimals)
+
+    def read(self, number: int, step: int, raw: bytes, start: int) -> Record | None:
+        """Return the record of a line that has this layout, the keys in use only; None for any other line.
+
+        Args:
+            number: Number of the line.
+            step: Its step.
+            raw: The line.
+            start: Where its first pair begins.
+        """
+        if self.lines % _FULL == 0:
+            pairs = raw[start:].split(_GAP)
+            if len(pairs) != len(self.heads) or not all(map(bytes.startswith, pairs, self.heads)):
+                return None
+        found = self.match(raw, start)
+        if found is None:
+            return None
+        self.lines += 1
+        texts = found.groups()
+        if self.decimals is not None:
+            point = -1 - self.decimals
+            if any(
+                text[point : point + 1] != b"." if b"." in text else b"e" in text.lower() for text in texts
+            ):
+                return None
         try:
-            if self.decimals is None:
-                values = [
-                    float(pairs[at][head:-1] if tail else pairs[at][head:]) for at, head, tail in self.known
-                ]
-            else:
-                point = -1 - self.decimals
-                texts = [pairs[at][head:-1] if tail else pairs[at][head:] for at, head, tail in self.known]
-                if any(
-                    text[point : point + 1] != b"." if b"." in text else b"e" in text.lower()
-                    for text in texts
-                ):
-                    return None
-                values = list(map(float, texts))
+            return Record(
+                number, step, dict(zip(self.keys, map(float, texts), strict=True)), (), self.decimals
+            )
         except ValueError:
             return None
-        return Record(number, step, dict(zip(self.keys, values, strict=True)), (), self.decimals)
 
 
 def fast(pieces: Iterable[Piece]) -> Iterator[Record | Rejected]:
     """Yield what `records` yields, except that values of unused keys are not looked at in a line like the last."""
-    layouts: dict[int, _Layout] = {}  # by their number of pairs
-    expected = 0
-    for piece in pieces:
-        number, raw, whole = piece
-        at = raw.find(NEEDLE)
-        start = _START_BYTES.match(raw, at)
-        pairs: list[bytes] = []
-        if start is not None and whole and (at == 0 or raw[at - 1 : at] in b" \t"):
-            pairs = raw[start.end() :].split(b" - ")
-            layout = layouts.get(len(pairs))
-            if layout is not None and (record := layout.read(number, int(start[1]), pairs)) is not None:
-                expected = len(pairs)
+    layouts: dict[int, _Layout] = {}  # by the number of their gaps
+    made = expected = 0
+    for number, raw, whole in pieces:
+        start = _START_BYTES.match(raw, raw.find(NEEDLE))
+        layout = None
+        gaps = 0
+        if start is not None and whole and raw[start.start() - 1 : start.start()] in _BEFORE:
+            gaps = raw.count(_GAP)
+            layout = layouts.get(gaps)
+            if (
+                layout is not None
+                and (record := layout.read(number, int(start[1]), raw, start.end())) is not None
+            ):
+                expected = len(layout.heads)
                 yield record
                 continue
         found = list(parse(Line(number, clean(raw), whole), expected))
-        if pairs and len(found) == 1 and isinstance(found[0], Record):
-            layout = _Layout.of(pairs, found[0])
+        if (
+            gaps
+            and start is not None
+            and made < _LAYOUTS
+            and len(found) == 1
+            and isinstance(found[0], Record)
+        ):
+            layout = _Layout.of(raw[start.end() :], found[0], layout)
             if layout is not None:
-                if len(layouts) >= _LAYOUTS:
-                    layouts.clear()
-                layouts[len(pairs)] = layout
+                made += 1
+                layouts[gaps] = layout
         for item in found:
             if isinstance(item, Record):
                 expected = len(item.data)

@@ -44,7 +44,7 @@ def recognises(text: str) -> bool:
     return isinstance(parse(Line(0, text)), Record)
 
 
-@reader("verl-file", "verl file logger (JSON lines)", recognises, VERL)
+@reader("verl-file", "verl file logger (JSON lines)", recognises, VERL, hints=(b'"data"',))
 def records(lines: Iterable[Line]) -> Iterator[Record | Rejected]:
     """Yield the records; every other line is rejected."""
     for line in lines:
