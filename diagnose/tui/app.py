@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
+import time
 from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
@@ -19,6 +20,10 @@ from diagnose.tui.screens.home import HomeScreen
 
 if TYPE_CHECKING:
     from taxonomy.registry import Library
+
+
+AGAIN_S = 3.0
+"""Seconds in which a second Ctrl-C leaves."""
 
 
 def run(run_dir: Path | None = None) -> int:
@@ -80,6 +85,7 @@ class DiagnoseApp(App[None]):
         self.backend = backend
         self.poll_s = poll_s
         self.watched: list[RunFolder] = []
+        self._interrupted_at = -AGAIN_S
         self._run_dir = run_dir
         self._cards = cards
 
@@ -104,6 +110,17 @@ class DiagnoseApp(App[None]):
         if launched.folder not in self.watched:
             self.watched.append(launched.folder)
         self.push_screen(RunScreen(launched))
+
+    def action_help_quit(self) -> None:
+        """Ctrl-C: the first one says what leaving means, a second one soon after leaves."""
+        now = time.monotonic()
+        if now - self._interrupted_at < AGAIN_S:
+            self.exit()
+            return
+        self._interrupted_at = now
+        self.notify(
+            "Press Ctrl-C again to leave; a run that is under way goes on.", timeout=AGAIN_S, markup=False
+        )
 
     def action_help(self) -> None:
         """Show the keys of the screen at hand."""

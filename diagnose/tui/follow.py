@@ -104,6 +104,8 @@ class Follower:
         try:
             stamp = self._folder.result.stat().st_mtime_ns
         except OSError:
+            if not self._folder.path.is_dir():
+                return False  # what was read stays on the screen
             stamp = 0
         if stamp == self._result_stamp:
             return False

@@ -393,6 +393,103 @@ async def test_strength_budget_and_filter_of_the_candidates(backend: FakeBackend
         assert order.faults == FAULTS
 
 
+async def test_the_second_interrupt_leaves_and_the_run_goes_on(backend: FakeBackend) -> None:
+    app = app_for(backend)
+    async with app.run_test(notifications=True) as pilot:
+        await to_candidates(pilot)
+        await pilot.press("r")
+        await until(pilot, lambda: isinstance(app.screen, RunScreen))
+        await pilot.press("ctrl+c")
+        await until(pilot, lambda: "again to leave" in screen_text(app), "a warning first")
+        assert app.is_running
+        await pilot.press("ctrl+c")
+        await pilot.pause()
+    assert not app.is_running and backend.scripts[0].folder.is_alive() and backend.stopped == 0
+
+
+async def test_two_screens_on_one_run_show_the_same_and_disturb_nothing(
+    backend: FakeBackend, tmp_path: Path
+) -> None:
+    script = Script(tmp_path / "old")
+    script.begin()
+    one, two = app_for(backend, tmp_path / "old"), app_for(backend, tmp_path / "old")
+    async with one.run_test(size=(80, 24)) as first, two.run_test(size=(200, 50)) as second:
+        script.start(None)
+        script.steps(None, 5)
+        await until(first, lambda: "step 5/60" in screen_text(one), "the first")
+        await until(second, lambda: "step 5/60" in screen_text(two), "the second")
+        before = sorted(path.name for path in script.folder.path.rglob("*"))
+        await first.press("q")
+        script.steps(None, 9, first=6)
+        await until(second, lambda: "step 9/60" in screen_text(two), "the second goes on")
+    assert sorted(path.name for path in script.folder.path.rglob("*")) == before
+
+
+async def test_a_run_folder_that_vanishes_is_said(backend: FakeBackend, tmp_path: Path) -> None:
+    play(Script(tmp_path / "old"))
+    app = app_for(backend, tmp_path / "old")
+    async with app.run_test(size=(200, 50)) as pilot:
+        await until(pilot, lambda: "Reproduced" in screen_text(app))
+        (tmp_path / "old").rename(tmp_path / "elsewhere")
+        await until(pilot, lambda: "is gone" in screen_text(app), "said")
+        assert "Reproduced and specific" in screen_text(app)  # what was read stays on the screen
+
+
+async def test_a_log_that_vanishes_is_said(tmp_path: Path, backend: FakeBackend, monkeypatch) -> None:
+    def gone(_incident: Incident) -> Path:
+        raise FileNotFoundError(2, "No such file or directory", "incident.log")
+
+    monkeypatch.setattr(backend, "playbook_for", gone)
+    (tmp_path / "incident.log").touch()
+    app = app_for(backend)
+    async with app.run_test() as pilot:
+        await pilot.press("o")
+        app.screen.query_one("#path", Input).value = str(tmp_path / "incident.log")
+        await pilot.press("enter")
+        await until(pilot, lambda: isinstance(app.screen, IncidentScreen))
+        await pilot.press("ctrl+s")
+        await until(pilot, lambda: "No such file" in text(app, "#detail"), "said")
+
+
+async def test_a_full_disk_while_starting_is_said_and_starting_again_is_possible(
+    backend: FakeBackend, monkeypatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    app = app_for(backend)
+    async with app.run_test() as pilot:
+        await to_candidates(pilot)
+        with monkeypatch.context() as patch:
+            patch.setattr(backend, "start", full)
+            await pilot.press("r")
+            await until(pilot, lambda: "No space left" in text(app, "#detail"), "said")
+        await pilot.press("r")
+        await until(pilot, lambda: isinstance(app.screen, RunScreen), "the second try")
+
+
+async def test_proxy_and_log_can_be_read_while_a_run_goes_on(backend: FakeBackend, tmp_path: Path) -> None:
+    script = Script(tmp_path / "old")
+    script.begin()
+    script.note("the proxy is ready")
+    (tmp_path / "old" / "worker_0.log").write_text("line 1\nline [red]2[/]\x1b[2J\n")
+    app = app_for(backend, tmp_path / "old")
+    async with app.run_test(size=(100, 40), notifications=True) as pilot:
+        await until(pilot, lambda: "the proxy is ready" in screen_text(app))
+        await pilot.press("x")
+        await until(pilot, lambda: "not built yet" in screen_text(app))
+        (tmp_path / "old" / "proxy").mkdir()
+        manifest = {"experts": {"before": 32, "after": 12, "top_k": 2}, "layers": {"0": {"kept": [7, 9]}}}
+        (tmp_path / "old" / "proxy" / "proxy_manifest.json").write_text(json.dumps(manifest))
+        await pilot.press("x")
+        await until(pilot, lambda: "12 of 32 experts" in screen_text(app) and "7 9" in screen_text(app))
+        await pilot.press("escape", "l")
+        await until(
+            pilot, lambda: "line [red]2[/]" in screen_text(app) and "worker_0.log" in screen_text(app)
+        )
+        assert "\x1b" not in screen_text(app)
+
+
 async def test_help_and_palette_know_every_key(backend: FakeBackend, tmp_path: Path) -> None:
     play(Script(tmp_path / "old"))
     app = app_for(backend, tmp_path / "old")
