@@ -12,6 +12,7 @@ import typer
 from typer.main import get_command
 
 from diagnose.cli_options import (
+    Anonymize,
     CheckpointOption,
     Experts,
     Html,
@@ -210,18 +211,74 @@ def score(
 
 @app.command()
 def logs(
-    log: Annotated[str, typer.Argument(metavar="LOG", help="A training log; - is stdin.")],
+    log: Annotated[str, typer.Argument(metavar="LOG", help="A training log, or a folder; - is stdin.")],
+    log_format: Annotated[
+        str | None, typer.Option("--format", metavar="NAME", help="Reader to use [found by itself].")
+    ] = None,
+    follow: Annotated[bool, typer.Option("--follow", help="Print new points as they come.")] = False,
     json: Json = False,
 ) -> None:
     """Print what the importer understood of a log."""
+    if follow:
+        from diagnose.logs.show import show_following
+
+        show_following(log, terminal_for(json), json)
+        return
     from diagnose.logs import read
     from diagnose.logs.summary import as_json, as_rich
 
-    found = read(log)
+    found = read(log, log_format)
     if json:
         terminal_for(json).json(as_json(found))
     else:
         terminal_for().show(as_rich(found), plain_width=120)
+
+
+@app.command()
+def triage(
+    log: Annotated[list[str] | None, typer.Argument(metavar="LOG", help="Training log; - is stdin.")] = None,
+    healthy: Annotated[list[str] | None, typer.Option(metavar="LOG", help="Healthy log.")] = None,
+    observed: Annotated[
+        list[str] | None,
+        typer.Option(metavar="METRIC=DIRECTION[:ONSET]", help="What a dashboard shows, without a log."),
+    ] = None,
+    context: Annotated[list[str] | None, typer.Option(metavar="KEY=VALUE", help="A fact of the run.")] = None,
+    config: Annotated[Path | None, typer.Option(metavar="FILE", help="Resolved configuration.")] = None,
+    good_config: Annotated[Path | None, typer.Option(metavar="FILE", help="That of a healthy run.")] = None,
+    generations: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Generated responses (verl's rollout_data_dir).")
+    ] = None,
+    run: Annotated[int | None, typer.Option("--run", min=1, help="Which run of the log [the last].")] = None,
+    write_playbook: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the playbook to run next.")
+    ] = None,
+    fail_on_symptom: Annotated[
+        bool, typer.Option("--fail-on-symptom", help="Exit with 1 where there is a symptom.")
+    ] = False,
+    anonymize: Anonymize = False,
+    json: Json = False,
+) -> None:
+    """Say what happened, since when, what it may be, what it is not, and what to do: from the logs alone.
+
+    Each of LOG, --healthy, --observed and --context may be given several times.
+    """
+    from diagnose.triage.command import Order, command
+
+    order = Order(
+        tuple(log or ()),
+        tuple(healthy or ()),
+        tuple(observed or ()),
+        tuple(context or ()),
+        config,
+        good_config,
+        generations,
+        run,
+        write_playbook,
+        fail_on_symptom,
+        json,
+        anonymize,
+    )
+    raise typer.Exit(command(order, terminal_for(json)))
 
 
 @app.command()

@@ -10,6 +10,12 @@ import typer
 from diagnose.console import Terminal
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout, and nothing else.")]
+Anonymize = Annotated[
+    bool,
+    typer.Option(
+        "--anonymize", help="No paths, hosts, users, projects or keys in what is printed and written."
+    ),
+]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Errors only.")]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Details too.")]
 Junit = Annotated[Path | None, typer.Option("--junit", metavar="FILE", help="Write JUnit XML.")]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -24,10 +24,12 @@ class Terminal:
     Attributes:
         verbosity: −1 says errors only, 0 progress, 1 also details.
         json_only: stdout is for one JSON document; tables are not printed.
+        anonymizer: What everything that leaves the machine passes through (stdout, reports, playbooks); None: as it is.
     """
 
     verbosity: int = 0
     json_only: bool = False
+    anonymizer: Callable[[str], str] | None = None
 
     @property
     def live(self) -> bool:
@@ -64,9 +66,14 @@ class Terminal:
             print(f"mend: {literal(mend)}", file=sys.stderr, flush=True)
 
     def data(self, text: str) -> None:
-        """Print data as it is."""
+        """Print data: as it is, or anonymized."""
+        text = self.outgoing(text)
         sys.stdout.write(text if text.endswith("\n") else text + "\n")
         sys.stdout.flush()
+
+    def outgoing(self, text: str) -> str:
+        """Return text as it may leave the machine."""
+        return self.anonymizer(text) if self.anonymizer else text
 
     def json(self, value: object) -> None:
         """Print a JSON document; non-finite numbers become null."""
@@ -86,8 +93,13 @@ class Terminal:
             console.print(view)
         self.data("\n".join(line.rstrip() for line in captured.get().splitlines()))
 
-    def table(self, header: Sequence[str], rows: Sequence[Sequence[str]], numbers: int = 0) -> None:
-        """Print a table whose last `numbers` columns are aligned to the right; the first column never wraps."""
+    def table(
+        self, header: Sequence[str], rows: Sequence[Sequence[str]], numbers: int = 0, width: int = 120
+    ) -> None:
+        """Print a table whose last `numbers` columns are aligned to the right; the first column never wraps.
+
+        In a pipe the table is at most `width` columns wide.
+        """
         from rich.table import Table
         from rich.text import Text
 
@@ -97,7 +109,7 @@ class Terminal:
             table.add_column(title, justify="right" if right else "left", no_wrap=index == 0)
         for row in rows:
             table.add_row(*(Text(literal(cell) if cell.strip() == cell else cell) for cell in row))
-        self.show(table, plain_width=120)
+        self.show(table, plain_width=width)
 
 
 def _in_ci() -> bool:

@@ -1,8 +1,7 @@
-"""Changes: what a run does that it did not do before (`taxonomy.twins`: what its healthy twins don't do).
+"""Changes: jumps of a run away from what it did before.
 
 Healthy training drifts (the reward rises, the KL rises, the entropy falls, lengths change), so that a trend alone is
-never a symptom. What healthy runs don't do: jump, lose what they had learned, let the gap between rollout and trainer
-grow severalfold. Medians of blocks are compared, never points.
+never a symptom. Healthy runs don't jump. Medians of blocks are compared, never points.
 
 Legend of shape suffixes: ``_B`` blocks, ``_M`` metrics.
 """
@@ -18,7 +17,7 @@ from statistics import NormalDist
 import numpy as np
 
 from taxonomy.levels import GAP_LIMITS, Array, Log, finite, median, rises
-from taxonomy.metrics import METRIC_BY_NAME, METRICS, Metric
+from taxonomy.metrics import METRICS, Metric
 from taxonomy.observations import QUANTITY, Observation
 
 MIN_POINTS = 16
@@ -41,8 +40,8 @@ class Margins:
         grad_growth: Factor by which a gradient norm must grow.
     """
 
-    jump_alpha: float = 0.005
-    jump_inflation: float = 1.5
+    jump_alpha: float = 0.01
+    jump_inflation: float = 1.1
     prior_dof: float = 8.0
     twin: float = 5.0
     twin_still: float = 2.0
@@ -131,7 +130,7 @@ def jumps(log: Log, margins: Margins = DEFAULT) -> Iterator[Observation]:
         excess_M = np.abs(away_MB).min(1) - 2.5 * np.abs(drift_M)
         floor_M = np.array([max(m.floor, 2 * log.resolution.get(m.name, 0.0)) for m in metrics])
         usual_M = np.array(
-            [_usual(m.name) for m in metrics]
+            [usual(m.name) for m in metrics]
         )  # within what healthy systems show, nothing jumps
         beyond_M = (away_MB[:, 0] * away_MB[:, 1] > 0) & (excess_M > np.maximum(c * s_M, floor_M))
         beyond_M &= np.abs(away_MB).min(1) > usual_M
@@ -156,7 +155,7 @@ def jumps(log: Log, margins: Margins = DEFAULT) -> Iterator[Observation]:
             )
 
 
-def _usual(metric: str) -> float:
+def usual(metric: str) -> float:
     """Return how far a metric of the gap is from "no gap" in healthy systems, 0 for other metrics."""
     limit = GAP_LIMITS.get(metric)
     return 0.0 if limit is None else limit.usual if limit.neutral == 0 else abs(limit.neutral - limit.usual)
@@ -193,144 +192,7 @@ def _wiggle(steps: Array, values: Array, before: float) -> float:
     )
 
 
-def losses(log: Log, margins: Margins = DEFAULT) -> Iterator[Observation]:
-    """Yield what a run lost or lets grow over its whole length, where no healthy run does.
-
-    The reward (and the held-out one) under where it started, or most of its gain gone; the gap between rollout and
-    trainer severalfold; the gradient norm tenfold; a KL beyond 1 nat a token that buys no reward; an entropy that has
-    more than doubled, or vanished, while the reward does not improve.
-    """
-    improves = rises(log)
-    for name in ("critic/rewards/mean", "val-core/reward/mean"):
-        steps, values = finite(log, name)
-        if len(values) < (MIN_POINTS if name.startswith("critic") else 6):
-            continue
-        edges = np.linspace(steps[0] - 1, steps[-1], min(8, len(values) // 3) + 1)
-        x_B = block_medians(steps, values, edges)
-        noise = max(block_noise(x_B), METRIC_BY_NAME[name].floor)
-        start, best, end = x_B[0], float(np.nanmax(x_B)), median(x_B[-2:])
-        lost = (
-            best - end > max(4 * noise, margins.fall * max(best - start, 0.0)) and x_B[-1] < best - 4 * noise
-        )
-        below = end < start - 4 * noise
-        if below or (lost and end < start + 0.25 * (best - start)):
-            b = int(np.flatnonzero(x_B >= best - noise)[-1])
-            yield Observation(
-                name,
-                "down",
-                "gradual" if b == 0 else "delayed",
-                interval=(int(edges[b]) + 1, int(edges[min(b + 2, len(edges) - 1)])),
-                value=end,
-                healthy=best,
-                evidence=f"falls from {best:.3g} to {end:.3g}"
-                + (f", below its start at {start:.3g}" if below else ""),
-                rule="loss",
-            )
-    yield from _growth(log, improves, margins)
-    yield from _entropy(log, improves)
-
-
 def block_noise(x_B: Array) -> float:
     """Return the standard deviation of a block median, from differences of neighbours, trend removed."""
     difference = np.diff(x_B[np.isfinite(x_B)])
     return float(np.std(difference, ddof=1)) / math.sqrt(2) if len(difference) > 2 else 0.0
-
-
-def _growth(log: Log, improves: bool | None, margins: Margins) -> Iterator[Observation]:
-    """Yield the gap, gradient norm and KL that grow as no healthy run's do."""
-    for name, limit in GAP_LIMITS.items():
-        steps, values = finite(log, name)
-        if len(values) < 8 or not limit.above or name == "rollout_corr/kl":  # k1 is signed noise around 0
-            continue
-        size = np.abs(values - limit.neutral)
-        early, end = median(size[: max(len(size) // 8, 3)]), median(size[-max(len(size) // 4, 3) :])
-        middle = median(size[len(size) // 4 : len(size) // 2])
-        allowed = _usual(name)
-        if end > margins.gap_growth * max(early, 1e-12) and end > 2 * allowed and end > 1.2 * middle:
-            first = int(steps[np.flatnonzero(size > max(margins.gap_growth * early, allowed))[0]])
-            yield Observation(
-                name,
-                "up",
-                "gradual",
-                interval=(int(steps[0]), first),
-                value=end,
-                healthy=early,
-                evidence=f"grows from {early:.3g} to {end:.3g} over the run",
-                rule="gap_growth",
-            )
-    steps, values = finite(log, "actor/grad_norm")
-    if len(values) >= 8:
-        early, end = median(values[: max(len(values) // 4, 2)]), median(values[-max(len(values) // 8, 2) :])
-        if (
-            early > 0
-            and end > margins.grad_growth * early
-            and not (improves and end < 10 * margins.grad_growth * early)
-        ):
-            first = int(steps[np.flatnonzero(values > margins.grad_growth * early)[0]])
-            yield Observation(
-                "actor/grad_norm",
-                "up",
-                "delayed",
-                interval=(first, first),
-                value=end,
-                healthy=early,
-                evidence=f"grows from {early:.3g} to {end:.3g}",
-                rule="growth",
-            )
-        elif early > 1e-4 and 0 < end < 1e-3 * early and not improves:
-            yield Observation(
-                "actor/grad_norm",
-                "down",
-                "gradual",
-                value=end,
-                healthy=early,
-                evidence=f"vanishes, from {early:.3g} to {end:.3g}",
-                rule="growth",
-            )
-    steps, values = finite(log, "actor/kl_loss")
-    if len(values) >= 8:
-        early, end = median(values[: max(len(values) // 8, 2)]), median(values[-max(len(values) // 4, 2) :])
-        if end > 1.0 and end > 30 * max(early, 1e-3) and not improves:
-            first = int(steps[np.flatnonzero(values > 0.3)[0]])
-            yield Observation(
-                "actor/kl_loss",
-                "up",
-                "gradual",
-                interval=(int(steps[0]), first),
-                value=end,
-                healthy=early,
-                evidence=f"climbs from {early:.3g} to {end:.3g} nat and buys no reward",
-                rule="kl_runaway",
-            )
-
-
-def _entropy(log: Log, improves: bool | None) -> Iterator[Observation]:
-    """Yield an entropy that runs away or vanishes while the reward does not improve."""
-    steps, values = finite(log, "actor/entropy")
-    if len(values) < 8 or improves or improves is None:
-        return
-    early, end = median(values[: max(len(values) // 4, 2)]), median(values[-max(len(values) // 4, 2) :])
-    if end > 2 * early and end > early + 0.5:
-        first = int(steps[np.flatnonzero(values > 1.5 * early)[0]])
-        yield Observation(
-            "actor/entropy",
-            "up",
-            "gradual",
-            interval=(int(steps[0]), first),
-            value=end,
-            healthy=early,
-            evidence=f"grows from {early:.3g} to {end:.3g} nat while the reward does not rise",
-            rule="entropy",
-        )
-    elif end < 0.02 and end < 0.05 * early:
-        first = int(steps[np.flatnonzero(values < 0.2 * early)[0]])
-        yield Observation(
-            "actor/entropy",
-            "down",
-            "gradual",
-            interval=(int(steps[0]), first),
-            value=end,
-            healthy=early,
-            evidence=f"vanishes, from {early:.3g} to {end:.3g} nat, while the reward does not rise",
-            rule="entropy",
-        )

@@ -1,7 +1,7 @@
 """Features: everything that triage needs to know of a log, as observations.
 
-With healthy twins: how the run differs from them. Without: what no healthy run shows (`taxonomy.levels`), and what
-the run does that it did not do before (`taxonomy.changes`).
+With healthy twins: how the run differs from them. Without: what no healthy run shows (`taxonomy.levels`), a jump away
+from the run's own past (`taxonomy.changes`), and what it loses or lets grow (`taxonomy.losses`).
 """
 
 from __future__ import annotations
@@ -10,11 +10,12 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from taxonomy.changes import jumps, losses
+from taxonomy.changes import jumps
 from taxonomy.facts import Facts
 from taxonomy.levels import Log, finite, late, level_observations, median, rises
+from taxonomy.losses import losses
 from taxonomy.metrics import METRIC_BY_NAME
-from taxonomy.observations import Observation
+from taxonomy.observations import QUANTITY, UNCLEAR, Observation
 from taxonomy.twins import against_twins
 
 _STILL = (
@@ -70,6 +71,23 @@ def _of_run(run: Log, healthy: Sequence[Log], facts: Facts) -> Iterator[Observat
         yield from jumps(run)
         yield from losses(run)
         yield from _ordinary(run)
+    yield from _unclear(run)
+
+
+def _unclear(run: Log) -> Iterator[Observation]:
+    """Yield, at the lowest priority, what was logged and shows nothing: weak evidence against what would move it."""
+    for name in run.values:
+        _, values = finite(run, name)
+        if len(values) >= 8 and name in QUANTITY:
+            level = median(late(values))
+            yield Observation(
+                name,
+                "none",
+                value=level,
+                evidence=f"{level:.3g}: nothing stands out",
+                alarm=False,
+                rule=UNCLEAR,
+            )
 
 
 def _ordinary(run: Log) -> Iterator[Observation]:

@@ -33,6 +33,8 @@ PATTERNS = {
     "spikes": "single steps stand out",
     "often": "now and then, not at every step",
 }
+UNCLEAR = "unclear"
+"""Rule of an observation that says no more than: it was looked at, and nothing stood out."""
 PHASES = ("start", "update", "resume")
 """When a fault can show first: before any update, with the first one, or at a resume."""
 
@@ -52,9 +54,15 @@ _QUANTITIES = {
         "rollout_corr/mult_prob_error": 1,
         "rollout_corr/rollout_is_mean": -1,
         "rollout_corr/rollout_is_eff_sample_size": -1,
-        "rollout_corr/late_gap": 1,
     },
-    "routes": {"routing/agreement/mean": -1, "routing/flips/mean": 1},
+    "late_gap": {"rollout_corr/late_gap": 1},
+    "weights": {"rollout/weights_equal": 1},
+    "lag": {"rollout/weight_lag": 1},
+    "first_ratio": {"actor/first_ratio_deviation": 1},
+    "nonfinite": {"actor/nonfinite_grad": 1, "actor/nonfinite_loss": 1},
+    "train_held_out": {"val-core/reward_gap": 1},
+    "flips": {"routing/flips/mean": 1},
+    "routes": {"routing/agreement/mean": 1},
     "load": {"routing/load_max/mean": 1, "routing/load_entropy/mean": -1},
     "reward": {"critic/rewards/mean": 1, "critic/score/mean": 1, "critic/rewards/answer": 1},
     "held_out": {"val-core/reward/mean": 1, "val-core/answer/mean": 1},

@@ -17,7 +17,7 @@ from taxonomy.clues import NO_CLUES, Clues, Sign, all_clues
 from taxonomy.facts import Facts, completed, holds
 from taxonomy.levels import GAP_LIMITS
 from taxonomy.metrics import METRIC_BY_NAME
-from taxonomy.observations import QUANTITY, Observation
+from taxonomy.observations import QUANTITY, UNCLEAR, Observation
 from taxonomy.registry import FaultCard, Library, library
 
 AGREES = {1: 1.0, 2: 1.5}
@@ -99,18 +99,6 @@ _ALIKE = {  # (observed, expected) → how much of an agreement it is
     ("up", "nan"): 0.25,
 }
 _STILL = ("none",)
-
-
-@dataclass(frozen=True)
-class Symptom:
-    """A symptom as the playbooks know it, with its evidence."""
-
-    id: str
-    category: str
-    metric: str
-    direction: str
-    onset: tuple[int, int] | None
-    evidence: str
 
 
 @dataclass(frozen=True)
@@ -220,7 +208,13 @@ def _by_quantity(observations: Sequence[Observation]) -> dict[str, Observation]:
     seen: dict[str, Observation] = {}
     order = sorted(
         observations,
-        key=lambda item: (not item.alarm, not item.exact, item.metric == "rollout_corr/kl", not item.onset),
+        key=lambda item: (
+            not item.alarm,
+            not item.exact,
+            item.rule == UNCLEAR,
+            item.metric == "rollout_corr/kl",
+            not item.onset,
+        ),
     )
     for item in order:
         seen.setdefault(item.quantity, item)
