@@ -50,11 +50,11 @@ def slime(lines: Iterable[Line]) -> Iterator[Record | Rejected]:
     """Yield the records; other text is passed over.
 
     ``step`` counts updates, the others rollouts, of which each may bring several updates. A rollout is logged before
-    its updates, so its record waits for the first of them and takes its step; without any (a run that logs no
-    updates) rollouts keep their own numbers.
+    its updates, so its record waits for the first of them and takes its step; what is logged of it later takes the
+    step of the last. Without any (a run that logs no updates) rollouts keep their own numbers.
     """
     waiting: list[tuple[int, Record]] = []
-    last = -1
+    last = present = -1
     for line in lines:
         found = _SLIME.search(line.text) if ": {" in line.text else None
         if found is None:
@@ -65,9 +65,10 @@ def slime(lines: Iterable[Line]) -> Iterator[Record | Rejected]:
                 yield item
             elif kind == "step":
                 yield from (record._replace(step=number) for _, record in waiting)
+                present = waiting[-1][0] if waiting else present
                 waiting, last = [], number
                 yield item
-            elif kind == "eval" and last >= 0:
+            elif last >= 0 and (kind == "eval" or number == present):
                 yield item._replace(step=last)
             else:
                 if waiting and waiting[0][0] != number:

@@ -123,6 +123,9 @@ NEMO_RL = Aliases(
         "Validation/Accuracy": (HELD_OUT, 1),
     },
     prefixes=("train/",),
+    digits=dict.fromkeys(
+        ("Loss", "Generation KL Error", "Avg Reward", "Avg Total Reward", "Mean Generation Length"), 1e-4
+    ),
 )
 
 SLIME = Aliases(
@@ -176,6 +179,7 @@ PRIME_RL = Aliases(
         "reward/mean": (REWARD, 1),
         "reward/all/mean": (REWARD, 1),
     },
+    digits=dict.fromkeys(("Loss", "Entropy", "Mismatch KL", "Grad. Norm", "Reward"), 1e-4),
 )
 
 MINDSPEED_RL = Aliases(

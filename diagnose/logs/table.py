@@ -59,7 +59,7 @@ def _column(header: Sequence[str], names: Sequence[str]) -> int:
 
 def split_column(cell: str) -> tuple[str, str]:
     """Return (run, metric) of a column: ``my-run - train/kl`` → ``my-run``, ``train/kl``."""
-    if EVERY.offer(cell) is not None or cell.endswith(_BESIDE):
+    if EVERY.offer(cell) is not None:
         return "", cell
     for separator in _SEPARATORS:
         at = cell.find(separator)
@@ -121,7 +121,11 @@ def _number(cell: str) -> float | None:
 
 def _wide(found: Iterable[Line], header: Sequence[str], delimiter: str) -> Iterator[Record | Rejected]:
     at = _column(header, STEPS)
-    columns = [(index, *split_column(cell)) for index, cell in enumerate(header) if index != at]
+    columns = [
+        (index, *split_column(cell))
+        for index, cell in enumerate(header)
+        if index != at and not cell.endswith(_BESIDE)
+    ]
     if len({run for _, run, metric in columns if EVERY.offer(metric)}) < 2:
         columns = [(index, "", metric) for index, _, metric in columns]
     keys = [

@@ -105,7 +105,7 @@ def pieces(
                 kept = b""
         else:
             if lost:
-                end = _first_break(chunk, 0, cut)
+                end = _first_break(chunk, 0, chunk.find(b"\n") if b"\n" in chunk else cut)
                 too_long(number)
                 number += chunk[end - 1] == ord("\n")
                 lost, kept, chunk, cut = 0, b"", chunk[end:], cut - end
@@ -146,7 +146,7 @@ def _finder(
         if not present:
             return
         one, several = present[0], re.compile(b"|".join(map(re.escape, present)))
-        start = 0
+        start, newline = 0, -1
         while True:
             if len(present) == 1:
                 at = block.find(one, start)
@@ -156,7 +156,10 @@ def _finder(
             if at < 0:
                 return
             begin = max(block.rfind(b"\n", start, at), block.rfind(b"\r", start, at), start - 1) + 1
-            end = _first_break(block, at, len(block)) - 1
+            if newline < at:  # looked for once a line, however many carriage returns are in it
+                newline = block.find(b"\n", at)
+                newline = len(block) if newline < 0 else newline
+            end = _first_break(block, at, newline) - 1
             if begin > start:
                 number += _breaks(block, start, begin)
             if end - begin > MAX_LINE:
@@ -169,10 +172,8 @@ def _finder(
     return find
 
 
-def _first_break(block: bytes, start: int, end: int) -> int:
-    """Return the position after the first line break or carriage return, `end` where there is none."""
-    newline = block.find(b"\n", start, end)
-    newline = end if newline < 0 else newline
+def _first_break(block: bytes, start: int, newline: int) -> int:
+    """Return the position after the first carriage return before a line break, or after that line break."""
     back = block.find(b"\r", start, newline)
     return (newline if back < 0 else back) + 1
 

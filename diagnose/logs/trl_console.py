@@ -35,7 +35,12 @@ def pairs_of(text: str) -> dict[str, Any] | None:
     if "': " not in text and '": ' not in text:
         return None
     pairs = values.dict_pairs(text)
-    known = {offer.canonical for key in pairs if (offer := TRL.offer(key)) is not None}
+    known = {
+        offer.canonical
+        for key, value in pairs.items()
+        if (not isinstance(value, str) or values.quoted_number(value) is not None)
+        and (offer := TRL.offer(key)) is not None
+    }
     return pairs if len(known) >= 2 or (known and "epoch" in pairs) or _END in pairs else None
 
 

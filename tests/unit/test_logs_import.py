@@ -141,7 +141,7 @@ def test_utf16_as_written_by_a_windows_shell(tmp_path: Path) -> None:
         (b"hello\nworld\n", "no metric line of a known format (2 lines, 0 metric lines)"),
         (bytes(range(256)) * 64, "no metric line of a known format"),
         (b"\x00" * 4096, "this is binary data"),
-        (b"\x1f\x8b\x08\x00rest", "the compressed file is damaged"),
+        (b"\x1f\x8b\x08\x00rest", "the compressed file is cut off"),
         (b"PAR1rest", ""),
         (b"x" * 10_000_000, "(0 lines, 0 metric lines, 1 longer than 1 MiB)"),
         (line(1, actor__kl_loss=1.0)[:-4].encode(), "no metric line of a known format"),
@@ -390,7 +390,12 @@ def test_summary_as_json(tmp_path: Path) -> None:
         "conflicts": 0,
         "replaced": 1,
     }
-    assert two["metrics"]["actor/kl_loss"] == {"raw": "actor/kl_loss", "n": 1, "nonfinite": 1}
+    assert two["metrics"]["actor/kl_loss"] == {
+        "raw": "actor/kl_loss",
+        "unit": "nat",
+        "n": 1,
+        "nonfinite": 1,
+    }
     assert two["rejected"] == [{"line": 16, "reason": "not JSON: 'more noise'"}]
 
 
