@@ -271,18 +271,31 @@ def run(spec: RunSpec, folder: Path, on_step: OnStep) -> RunOutcome:
         prompts = [p for p in drawn for _ in range(recipe.group_size)]
         rollout_routes = RouteLog()
 
-        def tap(name: str, tensor: Tensor, context: StageContext = context) -> Tensor:
+        masks: list[Tensor] = []
+
+        def tap(
+            name: str, tensor: Tensor, context: StageContext = context, masks: list[Tensor] = masks
+        ) -> Tensor:
+            if name == "attention_mask":
+                masks[:] = [tensor]
             changed: Tensor = injector.transform(Stage.ROLLOUT, name, tensor, context)
             return changed
 
         asked = encode_prompts(rollout, prompts, device)
+
+        def live(tokens: int, masks: list[Tensor] = masks, asked_BP: Tensor = asked[1][:, :-1]) -> Tensor:
+            mask_BL = masks[0] if masks else asked_BP  # none yet: older weights fill the prompts' cache
+            return mask_BL[:, -(tokens // batch_size) :].flatten()
+
         if prefix is not None:
             witness["prefix_change"].append(cache_distance(rollout, prefix, *asked))
         with ExitStack() as stack:
             for policy in (rollout, prefix):
                 if policy is not None:
                     stack.enter_context(
-                        taps.over(policy, Stage.ROLLOUT, context, log=rollout_routes, batch=batch_size)
+                        taps.over(
+                            policy, Stage.ROLLOUT, context, log=rollout_routes, batch=batch_size, live_T=live
+                        )
                     )
             batch = generate(
                 rollout,

@@ -10,7 +10,7 @@ Legend of shape suffixes: ``_B`` responses, ``_L`` positions, ``_T`` routed toke
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -91,7 +91,7 @@ class Taps:
         batch: int = 0,
         width: int = 0,
         replayed: Sequence[Routes] | None = None,
-        live_T: Tensor | None = None,
+        live_T: Tensor | Callable[[int], Tensor] | None = None,
     ) -> Iterator[None]:
         """Listen to a policy's passes for the length of a block, and let the fault act where it acts.
 
@@ -104,12 +104,12 @@ class Taps:
             batch: Rows of a pass; needed for `log`.
             width: Positions of a pass that are logged, counted from its end; 0 for all.
             replayed: The rollout's routes of the same tokens, (ids_BLK, weights_BLK) by layer.
-            live_T: Mask of the real tokens.
+            live_T: Mask of the real tokens, or what makes it from their number where passes differ in length.
         """
         injector, seen = self.injector, dict[int, Seen]()
         acts = injector.acts(stage, context.step)
 
-        def moment(position: int) -> StageContext:
+        def moment(position: int, tokens: int) -> StageContext:
             routes = replayed[position] if replayed is not None else None
             return replace(
                 context,
@@ -119,18 +119,21 @@ class Taps:
                 routing_share_E=self.shares[position],
                 router_scores_TE=seen[position].scores_TE if position in seen else None,
                 rollout_routes=routes and tuple(tensor.flatten(0, 1) for tensor in routes),
-                live_T=live_T,
+                live_T=live_T(tokens) if callable(live_T) else live_T,
             )
 
         def route(position: int, routes: Routes) -> Routes:
             if acts:
-                routes = injector.transform(stage, f"{prefix}routes", routes, moment(position))
+                routes = injector.transform(
+                    stage, f"{prefix}routes", routes, moment(position, len(routes[0]))
+                )
             if log is not None:
                 log.add(position, routes, batch, width)
             return routes
 
         def change(position: int, logits_TE: Tensor) -> Tensor:
-            changed: Tensor = injector.transform(stage, f"{prefix}router_logits", logits_TE, moment(position))
+            here = moment(position, len(logits_TE))
+            changed: Tensor = injector.transform(stage, f"{prefix}router_logits", logits_TE, here)
             return changed
 
         def compare(_position: int, plain: Routes, changed: Routes) -> None:

@@ -85,20 +85,30 @@ def noise_width(logits_TE: Tensor, noise_TE: Tensor, top_k: int, flip_share: flo
 def router_disagreement(params: Mapping[str, float]) -> Transform:
     """Add noise to the rollout's router logits, so wide that each router sends `flip_share` of the tokens elsewhere.
 
-    The width is found for each layer on the first tokens that it routes, then kept.
+    The width is found for each layer on the tokens of the first step, padding left out, then kept.
     """
     share = params["flip_share"]
+    seen: dict[int, list[Tensor]] = {}
     widths: dict[int, float] = {}
+    first: list[int] = []
     source = torch.Generator()
 
     def transform(name: str, logits_TE: Any, context: StageContext) -> Any:
         if name != "router_logits":
             return logits_TE
-        if not widths:
+        if not first:
+            first.append(context.step)
             source.manual_seed(context.step)
         noise_TE = torch.randn(logits_TE.shape, generator=source).to(logits_TE.device)
-        if context.layer not in widths:
-            widths[context.layer] = noise_width(logits_TE.float(), noise_TE, context.top_k, share)
+        if context.step == first[0]:
+            live = slice(None) if context.live_T is None else context.live_T.bool()
+            known = seen.setdefault(context.layer, [])
+            known.append(logits_TE[live].detach().float())
+            own_TE = torch.cat(known)
+            sample_TE = torch.randn(own_TE.shape, generator=torch.Generator().manual_seed(0)).to(own_TE)
+            widths[context.layer] = noise_width(own_TE, sample_TE, context.top_k, share)
+        else:
+            seen.clear()
         return (logits_TE.float() + widths[context.layer] * noise_TE).to(logits_TE.dtype)
 
     return transform
