@@ -12,7 +12,7 @@ from diagnose.report.words import VERDICT_WORD
 from diagnose.result import Verdict
 from diagnose.store import RunFolder, list_runs, read_json
 from diagnose.tui import memory
-from diagnose.tui.plan import Choice, Incident, Launched, Order, PastRun, Plan, PlaybookEntry
+from diagnose.tui.plan import Choice, Incident, Launched, Order, PastRun, Plan, PlaybookEntry, Seen
 
 if TYPE_CHECKING:
     from taxonomy.registry import FaultCard, Library
@@ -62,10 +62,14 @@ class SessionBackend:
         """Read a playbook and its logs; see `diagnose.prepare.prepare` for what can go wrong."""
         from diagnose.prepare import Overrides, prepare
         from diagnose.report.evidence import Evidence
+        from diagnose.triage import assess
+        from diagnose.triage.advice import advise
         from taxonomy.registry import library
 
         prepared = prepare(path, Overrides(symptom=symptom))
         session, cards = prepared.session, library()
+        answer = assess(prepared.faulty, prepared.healthy, prepared.playbook.original.context, cards)
+        advice = advise(answer, cards, min(int(run.steps_N[0]) for run in prepared.faulty))
         steps = max((int(run.steps_N[-1]) for run in prepared.faulty if len(run.steps_N)), default=0)
         twins = len(prepared.healthy)
         size = f", {session.build.experts} experts by {session.build.strategy}" if session.build else ""
@@ -79,6 +83,7 @@ class SessionBackend:
                 session.symptom,
                 session.engine,
                 cards,
+                {item.fault: item.reasons for item in answer.candidates},
                 overruled=symptom is not None,
             ),
             seeds=len(session.seeds),
@@ -89,6 +94,9 @@ class SessionBackend:
                 *prepared.warnings,
             ),
             commands=prepared.commands,
+            seen={item.id: Seen(item.evidence, item.onset) for item in answer.symptoms},
+            ruled_out=tuple((cards[item.fault].title, item.ruled_out) for item in answer.ruled_out),
+            advice=(advice.keep, advice.act, advice.look) if answer.verdict == "faulty" else (),
             budget_s=session.budget_s,
             evidence=Evidence(original_healthy=prepared.healthy, original_faulty=prepared.faulty),
         )
@@ -167,25 +175,31 @@ def _choices(
     symptom: str,
     engine: str,
     cards: Library,
+    reasons: Mapping[str, tuple[str, ...]],
     *,
     overruled: bool,
 ) -> tuple[Choice, ...]:
     """Return what can be marked: the playbook's candidates and every other card with the symptom.
 
-    Marked from the start are the playbook's; where the engineer overruled its symptom, those that have the new one.
+    Those that the logs speak for (`reasons`, the likeliest first) lead. Marked from the start are the playbook's; where
+    the engineer overruled its symptom, those that have the new one.
     """
     from proxy.engines.base import refusal
 
     with_symptom = [fault for fault, card in cards.cards.items() if symptom in card.symptoms]
     order = dict.fromkeys([*with_symptom, *planned] if overruled else [*planned, *with_symptom])
     marked = set(with_symptom) if overruled else set(planned)
-    faults = [*order, *(fault for fault in refused if fault not in order)]
+    place = {fault: index for index, fault in enumerate(reasons)}
+    faults = sorted(
+        [*order, *(fault for fault in refused if fault not in order)],
+        key=lambda fault: place.get(fault, len(place)),
+    )
     return tuple(
         Choice(
             fault=fault,
             title=cards[fault].title,
             category=cards[fault].category,
-            why=_why(cards[fault]),
+            why=_why(cards[fault], reasons.get(fault, ())),
             metric=_discriminating(cards[fault], set(faults)),
             strength=planned.get(fault, 1.0),
             selected=fault in marked,
@@ -195,10 +209,12 @@ def _choices(
     )
 
 
-def _why(card: FaultCard) -> str:
+def _why(card: FaultCard, reasons: tuple[str, ...]) -> str:
+    """Return what the logs say for a fault, then what it is."""
+    said = f"The log: {'; '.join(reasons[:2])}. " if reasons else ""
     values = card.values()
     strength = ", ".join(f"{p.name} = {number(values[p.name])} {p.unit}".strip() for p in card.parameters)
-    return f"{card.mechanism} ({strength})" if strength else card.mechanism
+    return said + (f"{card.mechanism} ({strength})" if strength else card.mechanism)
 
 
 def _discriminating(card: FaultCard, among: set[str]) -> str:
