@@ -17,6 +17,7 @@ import yaml
 
 from taxonomy.facts import Facts, Scalar, holds
 from taxonomy.observations import DIRECTIONS, ONSETS, PATTERNS, PHASES, QUANTITY
+from taxonomy.registry import SAFE_LOADER
 
 SIZES = ("small", "large")
 
@@ -136,6 +137,5 @@ def all_clues() -> Mapping[str, Clues]:
     Raises:
         BadClue: An entry names something that does not exist.
     """
-    loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     text = files("taxonomy").joinpath("clues.yaml").read_text(encoding="utf-8")
-    return {fault: _clues(fault, raw or {}) for fault, raw in yaml.load(text, Loader=loader).items()}
+    return {fault: _clues(fault, raw or {}) for fault, raw in yaml.load(text, Loader=SAFE_LOADER).items()}

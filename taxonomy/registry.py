@@ -25,6 +25,8 @@ from taxonomy.symptoms import SYMPTOM_BY_ID
 
 ONSETS = ("immediate", "gradual", "delayed", "sudden")
 DIRECTIONS = ("up", "down", "none")
+SAFE_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+"""The safe loader: the one in C where there is one, ten times as fast."""
 SCALINGS = ("proportional", "inverse", "none")
 
 
@@ -231,7 +233,7 @@ def shipped() -> list[FaultCard]:
             found += sorted((f for f in folder.iterdir() if f.name.endswith(".yaml")), key=lambda f: f.name)
         for file in found:
             if file.is_file():
-                raws = yaml.safe_load(file.read_text(encoding="utf-8")) or ()
+                raws = yaml.load(file.read_text(encoding="utf-8"), Loader=SAFE_LOADER) or ()
                 cards += [_card(raw, category) for raw in raws]
     return cards
 

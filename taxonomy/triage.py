@@ -170,6 +170,8 @@ def rank(
         tally = _Tally()
         _weigh_observations(tally, seen, expected, clue)
         _weigh_facts(tally, known, clue)
+        if known.get(f"changed:{card.id}"):
+            tally.add(FACT, "the configuration differs from the good one in what it takes")
         found.append(
             RankedFault(
                 card.id, card.category, round(tally.score, 2), False, tally.ruled_out, tally.reasons()
