@@ -12,7 +12,6 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
-from statistics import NormalDist
 
 import numpy as np
 
@@ -67,9 +66,19 @@ def block_medians(steps: Array, values: Array, edges: Array) -> Array:
     return np.array([median(values[a:b]) for a, b in pairwise(cut)])
 
 
+def normal_quantile(upper: float) -> float:
+    """Return the z with the given upper-tail probability below ½, by Newton's method on the tail's logarithm."""
+    z = math.sqrt(-2.0 * math.log(upper)) if upper < 0.5 else 0.0
+    for _ in range(20):
+        tail = 0.5 * math.erfc(z / math.sqrt(2.0))
+        density = math.exp(-z * z / 2.0) / math.sqrt(2.0 * math.pi)
+        z += tail * math.log(tail / upper) / density
+    return z
+
+
 def t_quantile(upper: float, dof: float) -> float:
     """Return the t value with the given upper-tail probability (Cornish–Fisher; 1 % right from 6 degrees on)."""
-    z = -NormalDist().inv_cdf(upper)
+    z = normal_quantile(upper)
     terms = (
         (z**3 + z) / 4,
         (5 * z**5 + 16 * z**3 + 3 * z) / 96,

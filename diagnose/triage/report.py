@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from diagnose.report.text import literal
 from diagnose.triage.advice import Advice
-from diagnose.triage.config import Difference
 from taxonomy.assessment import Triage
 from taxonomy.metrics import METRIC_BY_NAME
 from taxonomy.registry import Library
+
+if TYPE_CHECKING:
+    from diagnose.triage.config import Difference
 
 SCHEMA = 1
 WIDTH = 80
