@@ -16,7 +16,7 @@ from diagnose.errors import PlaybookError
 from diagnose.located import Issue, quoted
 from diagnose.playbook_issues import InvalidPlaybook, validated
 from diagnose.playbook_model import AUTO, FIT, CandidateSpec, Playbook
-from taxonomy.registry import Library
+from taxonomy.registry import Library, library
 
 __all__ = [
     "AUTO",
@@ -112,11 +112,16 @@ def needs_permission(playbook: Playbook) -> list[str]:
 
 
 def schema() -> dict[str, Any]:
-    """Return the JSON Schema of a playbook, for editors. Defaults of the recipe are left out: they are tuned."""
+    """Return the JSON Schema of a playbook, for editors. Defaults of the recipe are left out: they are tuned.
+
+    The faults in force, those of other packages among them, stand as examples: an editor completes their ids, and
+    refuses none that another installation knows.
+    """
     found = Playbook.model_json_schema(by_alias=True)
     for name, definition in (("Playbook", found), *found["$defs"].items()):
         for setting in definition.get("properties", {}).values():
             setting.pop("title", None)
             if name == "RecipeSettings" or isinstance(setting.get("default"), dict):
                 setting.pop("default", None)
+    found["$defs"]["CandidateSpec"]["properties"]["fault"]["examples"] = list(library().cards)
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **found}

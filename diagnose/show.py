@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
+import sys
+import textwrap
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -26,55 +29,92 @@ def fault_data(card: FaultCard) -> dict[str, Any]:
     return data
 
 
+def width() -> int:
+    """Return the columns that text is set in: those of the terminal, 80 in a pipe and 100 at most."""
+    return min(max(shutil.get_terminal_size().columns, 60), 100) if sys.stdout.isatty() else 80
+
+
+def wrapped(text: str, label: str = "", indent: int = 0) -> str:
+    """Return text broken at the width, its lines after the first below the end of the label."""
+    return textwrap.fill(
+        text,
+        width(),
+        initial_indent=f"{label:<{indent}}",
+        subsequent_indent=" " * indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
+def engine_marks(card: FaultCard) -> str:
+    """Return the first letter of every engine that can express a fault, "by hand" where none can."""
+    able = [name[0].upper() if not why else " " for name, why in fault_data(card)["engines"].items()]
+    return " ".join(able).rstrip() or "by hand"
+
+
 def show_faults(cards: list[FaultCard], terminal: Terminal) -> None:
     """Print the taxonomy: the four categories, their faults, and which engine can express each."""
+    from proxy.engines.base import CAPABILITIES, refusal
     from taxonomy.categories import CATEGORIES
     from taxonomy.symptoms import SYMPTOMS
 
     for category in CATEGORIES:
-        terminal.data(f"{category.title}\n  symptoms: {category.symptoms}\n  causes: {category.causes}")
-        seen = [(item.id, item.title) for item in SYMPTOMS if item.category == category.id]
-        terminal.table(("symptom", "what is seen"), seen)
-        rows = [
-            (
-                card.id,
-                card.title,
-                f"{card.form.value} at {card.stage.value}",
-                ", ".join(name for name, why in fault_data(card)["engines"].items() if not why) or "none",
-            )
-            for card in cards
-            if card.category == category.id
-        ]
+        terminal.data(category.title)
+        terminal.data(wrapped(category.symptoms, "  symptoms", 12))
+        terminal.data(wrapped(category.causes, "  causes", 12))
+        for item in SYMPTOMS:
+            if item.category == category.id:
+                terminal.data(wrapped(item.title, f"  seen as   {item.id}: ", 12))
+        rows = [(card.id, card.title, engine_marks(card)) for card in cards if card.category == category.id]
         if rows:
-            terminal.table(("fault", "what it is", "injection", "engines"), rows)
+            terminal.data("")
+            terminal.table(("fault", "what it is", "engines"), rows, width=width())
         terminal.data("")
+    able = {name: sum(not refusal(name, card) for card in cards) for name in CAPABILITIES}
+    counts = ", ".join(f"{name[0].upper()} {name} ({count})" for name, count in able.items())
+    by_hand = sum(not card.injectable for card in cards)
+    text = f"{len(cards)} faults. Engines that can inject one: {counts}; {by_hand} are checked by hand."
+    terminal.data(wrapped(f"{text} One card in full: diagnose faults ID"))
 
 
 def show_fault(card: FaultCard, terminal: Terminal) -> None:
     """Print one card in full."""
-    terminal.data(f"{card.id}: {card.title}")
-    terminal.data(f"\n{card.mechanism}\n")
-    terminal.data(f"category: {card.category}   symptoms: {', '.join(card.symptoms)}")
-    terminal.data(f"injection: {card.form.value} at the {card.stage.value} stage")
-    for engine, why in fault_data(card)["engines"].items():
-        terminal.data(f"engine {engine}: {why or 'can express it'}")
+    from taxonomy.categories import CATEGORY_BY_ID
+
+    def fact(label: str, text: str) -> None:
+        terminal.data(wrapped(text, label, 15))
+
+    terminal.data(wrapped(card.title, f"{card.id}: ", 2))
+    terminal.data(f"{CATEGORY_BY_ID[card.category].title}\n\n{wrapped(card.mechanism)}\n\n")
+    fact("seen as", ", ".join(card.symptoms))
+    if card.injectable:
+        uses = f", through {', '.join(card.uses)}" if card.uses else ""
+        fact("injected", f"as {card.form.value} at the {card.stage.value} stage{uses}")
+        for engine, why in fault_data(card)["engines"].items():
+            fact(f"engine {engine}", why or "can express it")
+    else:
+        fact("injected", f"by no engine; it would act at the {card.stage.value} stage")
     for parameter in card.parameters:
         unit = f" {parameter.unit}" if parameter.unit else ""
-        terminal.data(f"parameter {parameter.name}: {parameter.default:g}{unit}, {parameter.meaning}")
-        terminal.data(f"  default from: {parameter.source}")
-    terminal.data(f"witness: {card.witness.name} above {card.witness.above:g}: {card.witness.meaning}\n")
+        fact("strength", f"{parameter.name} = {parameter.default:g}{unit}: {parameter.meaning}")
+        fact("", f"default from: {parameter.source}")
+    if card.injectable:
+        fact("proved by", f"{card.witness.name} above {card.witness.above:g}: {card.witness.meaning}")
+    terminal.data("")
     terminal.table(
         ("expected of", "direction", "onset", "weight"),
         [(item.metric, item.direction, item.onset, str(item.weight)) for item in card.signature],
         numbers=1,
+        width=width(),
     )
+    terminal.data("")
     for rival in card.rivals:
-        terminal.data(f"\nlooks like {rival.fault}; told apart by {rival.metric}: {rival.why}")
-    terminal.data(f"\nfix: {card.fix}")
+        fact("looks like", f"{rival.fault}; told apart by {rival.metric}: {rival.why}")
+    fact("fix", card.fix)
     if card.check_by_hand:
-        terminal.data(f"check by hand: {card.check_by_hand}")
-    for source in card.sources:
-        terminal.data(f"source: {source}")
+        fact("check by hand", card.check_by_hand)
+    for index, source in enumerate(card.sources):
+        fact("" if index else "sources", source)
 
 
 def doctor_data(checks: list[Check]) -> dict[str, Any]:

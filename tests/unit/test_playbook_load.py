@@ -206,7 +206,7 @@ extra: 1
         (
             16,
             13,
-            f"unknown fault 'lr_too_high'; did you mean learning_rate_too_high? (allowed: {cards})",
+            f"unknown fault 'lr_too_high'; did you mean router_lr_too_high or learning_rate_too_high? (allowed: {cards})",
         ),
         (16, 36, "must be greater than 0, not -1"),
         (19, 17, "before from_step (9)"),
