@@ -37,6 +37,7 @@ from diagnose.score.settings import DEFAULT
 from diagnose.score.verdict import symptoms as shown_symptoms
 from diagnose.session import PlannedFault, Session, fault_spec, plan_runs, recipe_hash
 from diagnose.store import RunFolder, create, read_json, write_json, write_text
+from diagnose.triage.session import impossible, symptoms_in
 from proxy.embedded import NAMES, PREFIX, resolve
 from proxy.engines.base import CAPABILITIES, refusal
 from proxy.engines.verl_env import find_python
@@ -134,8 +135,10 @@ def prepare(playbook: str | Path, overrides: Overrides | None = None) -> Prepare
     onset = incident_onset(faulty, healthy, calibration=calibration_of_original(model, model_recipe))
     inject, from_step = injection_step(onset, faulty, bool(healthy), recipe.steps)
     symptom = overrides.symptom or book.symptom
-    seen = visible_symptoms(onset, faulty, healthy) if symptom == AUTO else (symptom,)
+    seen: tuple[str, ...] = (symptom,)
     if symptom == AUTO:
+        triaged = symptoms_in(faulty, healthy, book.original.context, library())
+        seen = tuple(dict.fromkeys((*triaged, *visible_symptoms(onset, faulty, healthy))))
         symptom = seen[0] if seen else AUTO
         warnings.append(f"symptoms in the log: {', '.join(seen) or 'none, so every fault is a candidate'}")
     cards = library()
@@ -148,6 +151,8 @@ def prepare(playbook: str | Path, overrides: Overrides | None = None) -> Prepare
         c.model_copy(update={"strength": asked[c.fault]}) if c.fault in asked else c for c in wanted
     )
     refused = {c.fault: why for c in wanted if (why := refusal(engine, cards[c.fault]))}
+    if book.candidates is None and overrides.faults is None:
+        refused = impossible([c.fault for c in wanted], faulty, book.original.context) | refused
     race = book.candidates is None
     candidates = tuple(
         _planned(c, inject, fit=race and c.fault not in asked) for c in wanted if c.fault not in refused
