@@ -22,6 +22,8 @@ MAX_NODES = 10_000
 """Most values of a document, with every alias counted as what it stands for."""
 MAX_DEPTH = 32
 MAX_ALIASES = 100
+LISTED = 30
+"""A longer list of allowed values is not printed with a mistake."""
 
 Path = tuple[str | int, ...]
 """Where a value is: mapping keys and list positions from the root."""
@@ -287,8 +289,9 @@ def near(value: str, allowed: Sequence[str]) -> str:
 
 
 def unknown(what: str, value: str, allowed: Sequence[str]) -> str:
-    """Return the sentence about a value that is not one of those allowed."""
-    return f"unknown {what} {quoted(value)}{near(value, allowed)} (allowed: {', '.join(allowed)})"
+    """Return the sentence about a value that is not one of those allowed; a long list is counted, not printed."""
+    listed = f"allowed: {', '.join(allowed)}" if len(allowed) <= LISTED else f"{len(allowed)} are allowed"
+    return f"unknown {what} {quoted(value)}{near(value, allowed)} ({listed})"
 
 
 def flatten(data: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

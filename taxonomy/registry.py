@@ -8,6 +8,7 @@ third-party packages through the entry-point group ``rl_diagnose.faults`` (a cal
 
 from __future__ import annotations
 
+import difflib
 import re
 from dataclasses import dataclass, field
 from functools import cache
@@ -213,9 +214,11 @@ class Library:
     cards: dict[str, FaultCard] = field(default_factory=dict)
 
     def __getitem__(self, fault: str) -> FaultCard:
-        """Return a card; raises `UnknownFault` with the known ids."""
+        """Return a card; raises `UnknownFault` with the ids that come close."""
         if fault not in self.cards:
-            raise UnknownFault(f"unknown fault {fault!r}; known: {', '.join(sorted(self.cards))}")
+            near = difflib.get_close_matches(fault[:100], self.cards, n=3)
+            hint = f"did you mean {' or '.join(near)}?" if near else "see: diagnose faults"
+            raise UnknownFault(f"unknown fault {fault!r}; {hint}")
         return self.cards[fault]
 
     def without(self, *faults: str) -> Library:
