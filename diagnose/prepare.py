@@ -158,10 +158,10 @@ def prepare(playbook: str | Path, overrides: Overrides | None = None) -> Prepare
         _planned(c, inject, fit=race and c.fault not in asked) for c in wanted if c.fault not in refused
     )
     if race:
-        changes = movements(onset, faulty, healthy)
-        candidates = tuple(
-            sorted(candidates, key=lambda c: prior(cards[c.fault], symptom, changes, faulty), reverse=True)
+        likeliest = likeliest_first(
+            [cards[c.fault] for c in candidates], symptom, onset, faulty, healthy, book
         )
+        candidates = tuple(sorted(candidates, key=lambda c: likeliest.index(c.fault)))
     if not candidates:
         why = f": {next(iter(refused.values()))}" if refused else f" for the symptom {symptom}"
         raise PlaybookError(f"{path}:1:1: no candidate is left{why}", "name candidates: diagnose faults")
@@ -317,6 +317,27 @@ def movements(
             else Direction.DOWN
         )
     return found
+
+
+def likeliest_first(
+    cards: Sequence[FaultCard],
+    symptom: str,
+    onset: Onset | None,
+    faulty: Sequence[Curves],
+    healthy: Sequence[Curves],
+    book: Playbook,
+) -> list[str]:
+    """Return fault ids in the order in which they are to race: by the sum of two ranks.
+
+    One is the triage's, whose rules come from incidents on many systems, the other (`prior`) asks only how far the
+    log meets the card. On recorded incidents of the embedded model the sum does better than either.
+    """
+    from diagnose.triage import rank_faults
+
+    triage = [item.fault for item in rank_faults(faulty, healthy, book.original.context)]
+    changes = movements(onset, faulty, healthy)
+    fit = [card.id for card in sorted(cards, key=lambda c: prior(c, symptom, changes, faulty), reverse=True)]
+    return sorted(fit, key=lambda fault: (fit.index(fault) + triage.index(fault), fit.index(fault)))
 
 
 def prior(

@@ -181,7 +181,9 @@ def evaluate(
     tried = {item.fault for item in found.replays}
     kept = read_json(folder.race) or {}
     stopped = dict(kept.get("stopped", {})) | {
-        fault: f"still in the race when {cut}" for fault in kept.get("racing", ()) if fault in tried
+        fault: f"further seeds and strengths were left out: {cut}"
+        for fault in kept.get("racing", ())
+        if fault in tried
     }
     cards, calibration = library(), calibration_for(session, folder)
     answer = score(
