@@ -80,7 +80,7 @@ HOOKS: tuple[Hook, ...] = (
     ),
     Hook(
         ((Stage.ROLLOUT, Form.TRANSFORM),),
-        ("scale", "logits", "log_probs", "routes"),
+        ("scale", "attention_mask", "logits", "log_probs", "routes"),
         SERVER,
         "",
         "",
