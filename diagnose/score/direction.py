@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 from diagnose.curves import Array
 from diagnose.result import Direction
 from diagnose.score.effect import Effect
-from diagnose.score.noise import Margin, Scale, noise_units, peak, t_quantile
+from diagnose.score.noise import Floors, Margin, Scale, noise_units, peak, t_quantile
 from diagnose.score.settings import Settings
+from diagnose.score.windows import penalties
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,6 @@ class Reading:
         z_late_M: The same for the late half.
         peak_M: `noise.peak`, signed: beyond ±c where the metric moved at any time.
         direction: By metric.
-        onset_share: See `threshold`.
     """
 
     effect: Effect
@@ -43,15 +43,6 @@ class Reading:
     z_late_M: Array
     peak_M: Array
     direction: tuple[Direction, ...]
-    onset_share: float
-
-    def threshold(self, m: int) -> float:
-        """Return the |z| from which a block of a metric that moved counts as moved.
-
-        The margin, but at most `onset_share` of the metric's peak: that it moved is known by then, and a weak
-        effect would show its onset late, or never, by a margin made for detection.
-        """
-        return min(self.margin.c, self.onset_share * abs(float(self.peak_M[m])))
 
     @property
     def moved_M(self) -> NDArray[np.bool_]:
@@ -96,21 +87,26 @@ def directions(
     return tuple(answer)
 
 
-def read(effect: Effect, scale: Scale, margin: Margin, floor_M: Array, settings: Settings) -> Reading:
+def read(effect: Effect, scale: Scale, margin: Margin, floors: Floors, settings: Settings) -> Reading:
     """Hold effects against their noise."""
+    floor_M = floors.metric_M
     se_MB = np.sqrt(scale.sigma_MB**2 * effect.variance_MB + effect.doubt_MB**2)
     se_late_M = np.sqrt(scale.late_M**2 * effect.variance_late_M + effect.doubt_late_M**2)
     z_MB = noise_units(effect.e_MB, se_MB, floor_M[:, None], settings)
     z_late_M = noise_units(effect.late_M, se_late_M, floor_M, settings)
+    se_window_MW = np.sqrt(scale.window_MW**2 * effect.variance_window_MW + effect.doubt_window_MW**2)
+    z_MW = noise_units(effect.window_MW, se_window_MW, floors.window_MW, settings)
+    peak_M = peak(z_MB, z_MW, settings)
     # A late half beyond its margin says which way a metric went, whatever it did on the way.
-    late_decides = np.nan_to_num(np.abs(z_late_M)) > margin.c
-    peak_M = np.where(late_decides, z_late_M, peak(z_MB, z_late_M))
+    least = margin.c + float(penalties(z_MB.shape[1], settings)[-1])
+    late_decides = np.nan_to_num(np.abs(z_MW[:, -1])) > least
+    peak_M = np.where(late_decides, np.copysign(peak_M, z_MW[:, -1]), peak_M)
     return Reading(
         effect=effect,
         margin=margin,
         se_MB=se_MB,
         se_late_M=se_late_M,
-        limit_late_M=margin.c * np.fmax(se_late_M, floor_M / settings.min_margin),
+        limit_late_M=least * np.fmax(se_late_M, floor_M / settings.min_margin),
         z_MB=z_MB,
         z_late_M=z_late_M,
         peak_M=peak_M,
@@ -122,5 +118,4 @@ def read(effect: Effect, scale: Scale, margin: Margin, floor_M: Array, settings:
             margin.c,
             t_quantile(settings.equivalence_alpha, scale.dof),
         ),
-        onset_share=settings.onset_share,
     )

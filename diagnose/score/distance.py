@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from diagnose.curves import Array
 from diagnose.score.direction import Reading
-from diagnose.score.noise import Scale
+from diagnose.score.noise import Floors, Scale
 from diagnose.score.settings import Settings
 from taxonomy.metrics import METRIC_BY_NAME
 
@@ -50,13 +50,13 @@ class Space:
     weight_M: Array
 
 
-def units(scale: Scale, floor_M: Array, settings: Settings) -> Array:
+def units(scale: Scale, floors: Floors, settings: Settings) -> Array:
     """Return what one noise unit is, unit_MB in transformed units.
 
     The standard deviation between two seeds (not the standard error: two experiments with different numbers of
     runs must give one signature), but at least floor / floor_multiple.
     """
-    return np.maximum(np.nan_to_num(scale.sigma_MB), floor_M[:, None] / settings.floor_multiple)
+    return np.maximum(np.nan_to_num(scale.sigma_MB), floors.metric_M[:, None] / settings.floor_multiple)
 
 
 def signature(reading: Reading, unit_MB: Array) -> Signature:

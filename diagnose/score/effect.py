@@ -1,6 +1,6 @@
 """Effects: what a fault did to each metric in each block, against healthy runs of the same system.
 
-Legend of shape suffixes: ``_R`` faulty runs, ``_K`` healthy runs, ``_M`` metrics, ``_B`` blocks.
+Legend of shape suffixes: ``_R`` faulty runs, ``_K`` healthy runs, ``_M`` metrics, ``_B`` blocks, ``_W`` windows.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import numpy as np
 from diagnose.curves import Array
 from diagnose.score.align import Panel, nanmean, nanmedian
 from diagnose.score.settings import Settings
+from diagnose.score.windows import window_effects, window_means
 
 
 @dataclass(frozen=True)
@@ -22,21 +23,27 @@ class Effect:
         metrics: Names.
         e_MB: Median over faulty runs of the block medians, less the median over healthy runs.
         late_M: Median of e_MB over the late half of the blocks.
+        window_MW: Mean of e_MB over every window (`windows`).
         event_MB: Share of faulty runs with non-finite values in the block, less that of healthy runs.
         variance_MB: Variance of e_MB in units of the variance between two seeds, from the number of runs.
         variance_late_M: The same for the late half.
+        variance_window_MW: The same for every window.
         doubt_MB: Further standard deviation, from a reference that is itself a stand-in.
         doubt_late_M: The same for the late half.
+        doubt_window_MW: The same for every window.
     """
 
     metrics: tuple[str, ...]
     e_MB: Array
     late_M: Array
+    window_MW: Array
     event_MB: Array
     variance_MB: Array
     variance_late_M: Array
+    variance_window_MW: Array
     doubt_MB: Array
     doubt_late_M: Array
+    doubt_window_MW: Array
 
 
 def median_variance(n: Array) -> Array:
@@ -77,9 +84,12 @@ def effect(faulty: Panel, healthy: Panel, settings: Settings, *, borrowed: bool 
         metrics=faulty.metrics,
         e_MB=e_MB,
         late_M=late(e_MB),
+        window_MW=window_effects(e_MB, reference_MB),
         event_MB=np.maximum(nanmean(faulty.event_RMB, 0) - nanmean(healthy.event_RMB, 0), 0.0),
         variance_MB=variance_MB,
         variance_late_M=nanmean(variance_MB[:, half]),
+        variance_window_MW=window_means(variance_MB),
         doubt_MB=doubt_MB,
         doubt_late_M=late(doubt_MB),
+        doubt_window_MW=window_means(doubt_MB),
     )

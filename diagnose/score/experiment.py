@@ -16,8 +16,8 @@ from diagnose.score.align import Clock, Frame, nanmean, panel
 from diagnose.score.direction import Reading, read
 from diagnose.score.distance import Signature, signature
 from diagnose.score.effect import effect
-from diagnose.score.noise import Margin
-from diagnose.score.shape import anomaly_type, collapsed, onset_block, onset_interval, spikes, trend
+from diagnose.score.noise import Floors, Margin
+from diagnose.score.shape import anomaly_type, collapsed, effect_onset, onset_interval, spikes, trend
 from diagnose.score.system import System
 from taxonomy.registry import FaultCard
 
@@ -54,7 +54,7 @@ def look(
     runs: Sequence[Curves],
     home: System,
     margin: Margin,
-    floor_M: Array,
+    floors: Floors,
     unit_MB: Array,
     limit_M: Array,
     frame: Frame,
@@ -65,34 +65,34 @@ def look(
         runs: Faulty runs.
         home: The system they ran on.
         margin: The margin in force.
-        floor_M: Absolute floors.
+        floors: Absolute floors.
         unit_MB: Noise units of the signature.
         limit_M: `shape.spike_limit` of the system's healthy runs.
         frame: The comparison's frame.
     """
     settings = frame.settings
     effects = effect(panel(runs, home.clock, frame), home.reference, settings, borrowed=home.borrowed)
-    reading = read(effects, home.scale, margin, floor_M, settings)
+    reading = read(effects, home.scale, margin, floors, settings)
     spiky = spikes(runs, home.clock, frame, limit_M)
     types, onsets = [], []
     for m, name in enumerate(frame.metrics):
         z_B = reading.z_MB[m]
         moved = bool(abs(reading.peak_M[m]) > margin.c)
-        threshold = reading.threshold(m) if moved else margin.c
+        onset = effect_onset(z_B, margin.c) if moved else None
         bad = np.flatnonzero(effects.event_MB[m] > 0)
         types.append(
             anomaly_type(
                 effects.e_MB[m],
                 z_B,
-                threshold,
-                moved=moved,
+                margin.c,
+                onset,
                 event=bool(len(bad)),
                 spike=bool(spiky[m]),
                 collapsed=moved and collapsed(runs, home.runs, name, home.clock, home.runs_clock, settings),
                 settings=settings,
             )
         )
-        onsets.append(onset_interval(int(bad[0]) if len(bad) else onset_block(z_B, threshold), home.clock))
+        onsets.append(onset_interval(int(bad[0]) if len(bad) else onset, home.clock))
     unit_MB = np.sqrt(unit_MB**2 + np.nan_to_num(effects.doubt_MB) ** 2)
     return Experiment(home.clock, reading, tuple(types), tuple(onsets), unit_MB, signature(reading, unit_MB))
 

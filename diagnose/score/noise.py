@@ -1,6 +1,6 @@
 """Noise: how much healthy runs differ, and the margin that an effect must leave to count as a movement.
 
-Legend of shape suffixes: ``_K`` healthy runs, ``_M`` metrics, ``_B`` blocks.
+Legend of shape suffixes: ``_K`` healthy runs, ``_M`` metrics, ``_B`` blocks, ``_W`` windows.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from diagnose.curves import Array, Curves
 from diagnose.score.align import Frame, Panel, nanmean, nanmedian, stacks
 from diagnose.score.effect import late, median_variance
 from diagnose.score.settings import Settings
+from diagnose.score.windows import penalties, starts, window_means, window_variance
 
 
 class Source(StrEnum):
@@ -41,6 +42,7 @@ class Scale:
         dof: Degrees of freedom.
         sigma_MB: Standard deviation of block medians.
         late_M: Standard deviation of the median over the late half.
+        window_MW: Standard deviation of the mean over every window (`windows`).
         bank_KMB: Residual curves of the seeds in units of sigma_MB, for the bootstrap; may be empty.
         maxima_K: Leave-one-seed-out maxima, see `leave_one_out`; empty where there are too few seeds.
     """
@@ -50,8 +52,22 @@ class Scale:
     dof: float
     sigma_MB: Array
     late_M: Array
+    window_MW: Array
     bank_KMB: Array
     maxima_K: Array
+
+
+@dataclass(frozen=True)
+class Floors:
+    """Effects, in transformed units, up to which nothing counts as a movement whatever the noise.
+
+    Attributes:
+        metric_M: For blocks and the late half.
+        window_MW: For the mean over every window; one column where all are alike.
+    """
+
+    metric_M: Array
+    window_MW: Array
 
 
 @dataclass(frozen=True)
@@ -71,25 +87,30 @@ class Margin:
     weak: bool
 
 
-def _moments(x_KMB: Array, settings: Settings) -> tuple[Array, Array]:
-    """Return (sigma_MB, late_M) over healthy seeds; the variance of a block is pooled with its metric's mean."""
-    residual_KMB = x_KMB - nanmean(x_KMB, 0)
-    k_MB = np.isfinite(x_KMB).sum(0)
-    variance_MB = np.where(k_MB > 1, nanmean(residual_KMB**2, 0) * k_MB / np.maximum(k_MB - 1, 1), np.nan)
-    mean_M1 = nanmean(variance_MB)[:, None]
+def _moments(x_KMB: Array, settings: Settings) -> tuple[Array, Array, Array]:
+    """Return (sigma_MB, late_M, window_MW); the variance of a block is pooled with its metric's mean.
+
+    Axes before seeds, metrics and blocks are kept: several sets of seeds at once.
+    """
+    residual_KMB = x_KMB - nanmean(x_KMB, -3)[..., None, :, :]
+    k_MB = np.isfinite(x_KMB).sum(-3)
+    square_MB = nanmean(residual_KMB**2, -3)
+    variance_MB = np.where(k_MB > 1, square_MB * k_MB / np.maximum(k_MB - 1, 1), np.nan)
+    mean_M = nanmean(variance_MB)
     share = settings.block_pooling
+    mean_M1 = mean_M[..., None]
     pooled_MB = np.where(np.isfinite(variance_MB), share * mean_M1 + (1 - share) * variance_MB, mean_M1)
     late_KM = late(residual_KMB)
-    late_KM = late_KM - nanmean(late_KM, 0)
-    k_M = np.isfinite(late_KM).sum(0)
-    late_M = np.where(k_M > 1, nanmean(late_KM**2, 0) * k_M / np.maximum(k_M - 1, 1), mean_M1[:, 0])
-    return np.sqrt(pooled_MB), np.sqrt(late_M)
+    late_KM = late_KM - nanmean(late_KM, -2)[..., None, :]
+    k_M = np.isfinite(late_KM).sum(-2)
+    late_M = np.where(k_M > 1, nanmean(late_KM**2, -2) * k_M / np.maximum(k_M - 1, 1), mean_M)
+    return np.sqrt(pooled_MB), np.sqrt(late_M), np.sqrt(window_variance(residual_KMB, settings))
 
 
 def seed_scale(healthy: Panel, settings: Settings) -> Scale:
     """Return the scale of a system from its own healthy seeds (at least two)."""
     x_KMB = healthy.x_RMB
-    sigma_MB, late_M = _moments(x_KMB, settings)
+    sigma_MB, late_M, window_MW = _moments(x_KMB, settings)
     seeds = x_KMB.shape[0]
     calibrated = seeds >= settings.calibrated_seeds
     unit_MB = np.where(sigma_MB > 0, sigma_MB, np.inf)
@@ -101,6 +122,7 @@ def seed_scale(healthy: Panel, settings: Settings) -> Scale:
         dof=seeds - 1,
         sigma_MB=sigma_MB,
         late_M=late_M,
+        window_MW=window_MW,
         bank_KMB=bank_KMB,
         maxima_K=np.empty(0),
     )
@@ -126,6 +148,7 @@ def within_run_scale(healthy: Panel, settings: Settings) -> Scale:
         dof=float(max(np.median(dof_M) if len(dof_M) else 0, 1)),
         sigma_MB=np.broadcast_to(sigma_M[:, None], shape).copy(),
         late_M=sigma_M,
+        window_MW=np.repeat(sigma_M[:, None], len(starts(shape[1])), 1),
         bank_KMB=np.empty((0, *shape)),
         maxima_K=np.empty(0),
     )
@@ -170,6 +193,7 @@ def stand_in_scale(
         source=Source.STAND_IN,
         sigma_MB=factor * np.fmax(lent.sigma_MB * ratio_M[:, None], blocks_M[:, None]),
         late_M=factor * np.fmax(lent.late_M * ratio_M, blocks_M),
+        window_MW=factor * np.fmax(lent.window_MW * ratio_M[:, None], blocks_M[:, None]),
     )
 
 
@@ -184,7 +208,11 @@ def blended(own: Scale, lent: Scale, settings: Settings) -> Scale:
         return np.where(np.isfinite(b), np.sqrt((d * a**2 + d0 * np.nan_to_num(b) ** 2) / (d + d0)), a)
 
     return replace(
-        own, dof=d + d0, sigma_MB=mix(own.sigma_MB, lent.sigma_MB), late_M=mix(own.late_M, lent.late_M)
+        own,
+        dof=d + d0,
+        sigma_MB=mix(own.sigma_MB, lent.sigma_MB),
+        late_M=mix(own.late_M, lent.late_M),
+        window_MW=mix(own.window_MW, lent.window_MW),
     )
 
 
@@ -220,7 +248,17 @@ def seed_factor(scale: Scale, own: Panel) -> tuple[float, float]:
 def widened(scale: Scale, own: Panel) -> Scale:
     """Widen a borrowed scale where the system's own few seeds differ more; never narrow it."""
     late_factor, block_factor = (max(factor, 1.0) for factor in seed_factor(scale, own))
-    return replace(scale, sigma_MB=scale.sigma_MB * block_factor, late_M=scale.late_M * late_factor)
+    return _resized(scale, late_factor, block_factor)
+
+
+def _resized(scale: Scale, late_factor: float, block_factor: float) -> Scale:
+    """Return a scale with other sizes; the windows, none shorter than the late half, go with the late half."""
+    return replace(
+        scale,
+        sigma_MB=scale.sigma_MB * block_factor,
+        late_M=scale.late_M * late_factor,
+        window_MW=scale.window_MW * late_factor,
+    )
 
 
 def matched(scale: Scale, own: Panel, settings: Settings) -> Scale:
@@ -232,7 +270,7 @@ def matched(scale: Scale, own: Panel, settings: Settings) -> Scale:
     if own.x_RMB.shape[0] < 2:
         return scale
     late_factor, block_factor = (factor * settings.few_inflation for factor in seed_factor(scale, own))
-    return replace(scale, sigma_MB=scale.sigma_MB * block_factor, late_M=scale.late_M * late_factor)
+    return _resized(scale, late_factor, block_factor)
 
 
 def noise_units(e: Array, se: Array, floor: Array, settings: Settings) -> Array:
@@ -245,23 +283,25 @@ def noise_units(e: Array, se: Array, floor: Array, settings: Settings) -> Array:
     return np.asarray(np.divide(e, unit, out=np.full(np.shape(e), np.nan), where=unit > 0))
 
 
-def peak(z_MB: Array, late_z_M: Array) -> Array:
-    """Return by metric the largest z that counts: of the late half, or of two neighbouring blocks together.
+def peak(z_MB: Array, window_z_MW: Array, settings: Settings) -> Array:
+    """Return by metric the largest z that counts: of a window, less its penalty, or of two neighbouring blocks.
 
-    A pair counts with its smaller |z| and only when both blocks lie on one side.
+    A pair of blocks counts with its smaller |z| and only when both lie on one side; that is penalty enough.
 
     Returns:
-        peak_M, signed; 0 where nothing is known.
+        peak_M, signed; 0 where nothing is known. Leading axes are kept.
     """
-    z_MB = np.nan_to_num(z_MB)
-    left_MB, right_MB = z_MB[:, :-1], z_MB[:, 1:]
+    z_MB, window_z_MW = np.nan_to_num(z_MB), np.nan_to_num(window_z_MW)
+    left_MB, right_MB = z_MB[..., :-1], z_MB[..., 1:]
     pair_MB = np.where(left_MB * right_MB > 0, np.minimum(np.abs(left_MB), np.abs(right_MB)), 0.0)
-    all_MB = np.concatenate([np.nan_to_num(late_z_M)[:, None], pair_MB * np.sign(right_MB)], 1)
-    best_M1 = np.abs(all_MB).argmax(1)[:, None]
-    return np.take_along_axis(all_MB, best_M1, 1)[:, 0]
+    reduced_MW = np.maximum(np.abs(window_z_MW) - penalties(z_MB.shape[-1], settings), 0.0)
+    # Candidates for the peak: all windows, then all pairs.
+    all_ME = np.concatenate([reduced_MW * np.sign(window_z_MW), pair_MB * np.sign(right_MB)], -1)
+    best_M1 = np.abs(all_ME).argmax(-1)[..., None]
+    return np.take_along_axis(all_ME, best_M1, -1)[..., 0]
 
 
-def leave_one_out(healthy: Panel, floor_M: Array, settings: Settings) -> Array:
+def leave_one_out(healthy: Panel, floors: Floors, settings: Settings) -> Array:
     """Return, for each healthy seed measured against the others, its maximum |z| over all metrics.
 
     Every seed plays a faulty run once; scale and reference come from the others. These K numbers are what the
@@ -269,16 +309,15 @@ def leave_one_out(healthy: Panel, floor_M: Array, settings: Settings) -> Array:
     """
     x_KMB = healthy.x_RMB
     seeds = x_KMB.shape[0]
-    maxima_K = np.zeros(seeds)
+    others = np.array([[other for other in range(seeds) if other != k] for k in range(seeds)])
+    # Leading axis: the seed left out.
+    others_KLMB = x_KMB[others]
+    sigma_KMB, _, sigma_KMW = _moments(others_KLMB, settings)
     root = math.sqrt(1.0 + float(median_variance(np.asarray(seeds - 1))))
-    for k in range(seeds):
-        others_KMB = np.delete(x_KMB, k, 0)
-        sigma_MB, sigma_late_M = _moments(others_KMB, settings)
-        e_MB = x_KMB[k] - nanmedian(others_KMB, 0)
-        z_MB = noise_units(e_MB, sigma_MB * root, floor_M[:, None], settings)
-        late_z_M = noise_units(late(e_MB), sigma_late_M * root, floor_M, settings)
-        maxima_K[k] = np.abs(peak(z_MB, late_z_M)).max(initial=0.0)
-    return maxima_K
+    e_KMB = x_KMB - nanmedian(others_KLMB, 1)
+    z_KMB = noise_units(e_KMB, sigma_KMB * root, floors.metric_M[:, None], settings)
+    z_KMW = noise_units(window_means(e_KMB), sigma_KMW * root, floors.window_MW, settings)
+    return np.asarray(np.abs(peak(z_KMB, z_KMW, settings)).max(-1, initial=0.0))
 
 
 def t_quantile(upper: float, dof: float) -> float:

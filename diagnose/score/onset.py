@@ -32,7 +32,7 @@ from diagnose.score.direction import read
 from diagnose.score.effect import effect, median_variance
 from diagnose.score.noise import t_quantile, wiggle
 from diagnose.score.settings import DEFAULT, Settings
-from diagnose.score.shape import jumps, onset_block, onset_interval
+from diagnose.score.shape import change_point, jumps, onset_block, onset_interval
 from diagnose.score.system import Healthy, borrowing_system, floors, pooled, system
 
 
@@ -175,26 +175,30 @@ def _against_twin(
         home = borrowing_system(own, clock, cut, lender, other.seeds, faulty, past_only=False)
     else:
         home = system(own, clock, cut)
-    floor_M = floors(cut, (home.scale,), digits)
-    home = home.with_maxima(floor_M, settings)
+    floor = floors(cut, (home.scale,), digits)
+    home = home.with_maxima(floor, settings)
     moved = read(
         effect(panel(faulty, clock, cut), home.reference, settings),
         home.scale,
         home.margin(len(metrics), settings),
-        floor_M,
+        floor,
         settings,
     )
-    found = []
+    sudden, weak = [], []
     for m in np.flatnonzero(np.abs(moved.peak_M) > moved.margin.fault):
-        block = onset_block(moved.z_MB[m], moved.threshold(int(m)))
+        z_B = moved.z_MB[m]
+        block = onset_block(z_B, moved.margin.c)
+        where = sudden if block is not None else weak
+        block = change_point(z_B) if block is None else block
         low, high = onset_interval(block, clock) or (clock.start, clock.start + clock.horizon - 1)
         sharp = (
             block is not None
             and block >= settings.delayed_blocks
             and jumps(moved.effect.e_MB[m], block, settings)
         )
-        found.append((low, high, sharp, metrics[m]))
-    return found
+        where.append((low, high, sharp, metrics[m]))
+    # The earliest of many change points is early by chance; they only speak where no metric leaves its margin at once.
+    return sudden or weak
 
 
 def _against_past(
@@ -211,7 +215,7 @@ def _against_past(
     digits = resolutions(faulty)
     cut = frame(metrics, Contrast.TWIN, digits, settings)
     x_MB = nanmedian(panel(faulty, clock, cut).x_RMB, 0)
-    floor_M = floors(cut, (), digits)
+    floor_M = floors(cut, (), digits).metric_M
     root = float(np.sqrt(1.0 + median_variance(np.asarray(3.0))))
     tests = 2 * len(metrics) * max(clock.blocks - 4, 1)
     found: dict[str, tuple[int, int]] = {}

@@ -33,7 +33,7 @@ from diagnose.score.distance import size, space, units
 from diagnose.score.error_rates import error_rates
 from diagnose.score.experiment import Experiment, by_level, look
 from diagnose.score.gate import Gate, healthy_gate
-from diagnose.score.noise import Margin, Source
+from diagnose.score.noise import Floors, Margin, Source
 from diagnose.score.onset import Onset, find_onset
 from diagnose.score.plan import Plan, Replay, plan, starts
 from diagnose.score.ranking import Case, rank, unscored
@@ -177,13 +177,13 @@ def _lay(start: int, given: Given) -> Laid:
     logged = ranking_metrics(logs)
     laid = plan(logs, own.runs, other.runs, given.replays, start, settings)
     cut = frame(given.metrics, laid.contrast, given.digits, settings)
-    home, proxies, floor_M = _systems(laid, cut, given)
+    home, proxies, floor = _systems(laid, cut, given)
     lender = proxies[min(proxies)]
-    unit_O, unit_P = _shared_units(home, proxies, floor_M, cut)
+    unit_O, unit_P = _shared_units(home, proxies, floor, cut)
     margin_O = home.margin(len(logged), settings)
     limits_P = {step: spike_limit(item.runs, item.runs_clock, cut) for step, item in proxies.items()}
     limits_O = spike_limit(home.runs, home.runs_clock, cut)
-    original = look(logs, home, margin_O, floor_M, unit_O, limits_O, cut)
+    original = look(logs, home, margin_O, floor, unit_O, limits_O, cut)
     if laid.contrast is Contrast.START:
         original = by_level(original, logs, cut)
     seen = {
@@ -191,7 +191,7 @@ def _lay(start: int, given: Given) -> Laid:
             replay.runs,
             proxies[replay.from_step],
             proxies[replay.from_step].margin(len(logged), settings),
-            floor_M,
+            floor,
             unit_P[replay.from_step],
             limits_P[replay.from_step],
             cut,
@@ -248,7 +248,7 @@ def _score_from(start: int, given: Given) -> tuple[Score, float]:
     return found, max(explained.values(), default=0.0) if laid.enough else -np.inf
 
 
-def _systems(laid: Plan, cut: Frame, given: Given) -> tuple[System, dict[int, System], Array]:
+def _systems(laid: Plan, cut: Frame, given: Given) -> tuple[System, dict[int, System], Floors]:
     """Return the original's system, the proxy's by injection step, and the floors.
 
     Two passes, because the floors of shared metrics need the noise of both systems, and the margins the floors.
@@ -260,22 +260,22 @@ def _systems(laid: Plan, cut: Frame, given: Given) -> tuple[System, dict[int, Sy
     home = borrowing_system(
         given.own, laid.original, cut, lender, given.other.seeds, given.logs, past_only=past_only
     )
-    floor_M = floors(cut, [home.scale, *(item.scale for item in proxies.values())], given.digits)
-    proxies = {step: item.with_maxima(floor_M, settings) for step, item in proxies.items()}
+    floor = floors(cut, [home.scale, *(item.scale for item in proxies.values())], given.digits)
+    proxies = {step: item.with_maxima(floor, settings) for step, item in proxies.items()}
     lender = proxies[min(proxies)]
     if home.scale.source is Source.STAND_IN:
         home = replace(home, scale=replace(home.scale, maxima_K=lender.scale.maxima_K))
     else:
-        home = home.with_maxima(floor_M, settings)
-    return home, proxies, floor_M
+        home = home.with_maxima(floor, settings)
+    return home, proxies, floor
 
 
 def _shared_units(
-    home: System, proxies: Mapping[int, System], floor_M: Array, cut: Frame
+    home: System, proxies: Mapping[int, System], floor: Floors, cut: Frame
 ) -> tuple[Array, dict[int, Array]]:
     """Return noise units of both systems; metrics in absolute units have the larger of all for everybody."""
-    unit_O = units(home.scale, floor_M, cut.settings)
-    unit_P = {step: units(item.scale, floor_M, cut.settings) for step, item in proxies.items()}
+    unit_O = units(home.scale, floor, cut.settings)
+    unit_P = {step: units(item.scale, floor, cut.settings) for step, item in proxies.items()}
     shared_MB = np.maximum.reduce([unit_O, *unit_P.values()])
     absolute = cut.absolute_M[:, None]
     return (

@@ -34,6 +34,9 @@ class Settings:
             evidence, a log between the two margins is neither healthy nor faulty.
         tests_a_metric: Tests that a metric counts for in a Bonferroni margin: two sides, and half as many again
             because pairs of blocks are looked at beside the late half.
+        window_penalty: Factor on the penalty of short windows. 1 is the multiscale form, all for effects that last from
+            the beginning; 0 treats all windows alike. Half way, effects that grow or set in later lose little.
+        window_dof: Degrees of freedom that the AR(1) model of a window's noise is worth beside the seeds' own.
         min_margin: z under which nothing counts as a movement, however quiet the seeds were.
         block_pooling: Share of a metric's mean variance over blocks in the variance of one block: the noise of one
             block is estimated from few seeds, but it does change along the run.
@@ -75,7 +78,7 @@ class Settings:
         doubt_se: Standard errors that a contradiction must leave on both sides.
         least_se: Smallest standard error of a late effect, in noise units, for that purpose.
 
-        onset_share: Share of its peak that a metric must reach for its onset, where that is less than the margin.
+        passed_share: Share of its peak under which an effect has passed, where that is less than the margin.
         sudden: Share of its largest effect that a metric must gain within the blocks around its onset to be
             "immediate" or "delayed", and an onset to be sharp.
         delayed_blocks: Quiet blocks before a "delayed" effect.
@@ -102,6 +105,8 @@ class Settings:
     alpha: float = 0.01
     alpha_direction: float = 0.1
     tests_a_metric: float = 3.0
+    window_penalty: float = 0.5
+    window_dof: float = 20.0
     min_margin: float = 3.0
     block_pooling: float = 0.5
     prior_dof: float = 8.0
@@ -137,7 +142,7 @@ class Settings:
     doubt_se: float = 2.0
     least_se: float = 0.5
 
-    onset_share: float = 0.5
+    passed_share: float = 0.5
     sudden: float = 0.5
     delayed_blocks: int = 2
     collapsed: float = 0.1

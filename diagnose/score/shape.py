@@ -38,6 +38,41 @@ def onset_block(z_B: Array, c: float) -> int | None:
     return None
 
 
+def change_point(z_B: Array) -> int | None:
+    """Return the block from which on a lasting step explains an effect curve best; None without two blocks.
+
+    The least-squares change point of a curve that is 0 before its onset: the largest (Σ_{i ≥ b} z_i)² / (B − b).
+    A weak effect shows it where no single block leaves a margin.
+    """
+    known = np.flatnonzero(np.isfinite(z_B))
+    if len(known) < 2:
+        return None
+    sums = np.cumsum(z_B[known][::-1])[::-1]
+    gain = (sums**2 / np.arange(len(known), 0, -1))[:-1]
+    return int(known[gain.argmax()])
+
+
+def effect_onset(z_B: Array, c: float) -> int | None:
+    """Return the block in which the effect on a metric that moved first shows: the earlier of two.
+
+    The first block beyond the margin together with the next tells when an effect that grows or passes began, the
+    change point when a weak one did.
+    """
+    found = [block for block in (onset_block(z_B, c), change_point(z_B)) if block is not None]
+    return min(found, default=None)
+
+
+def inside(z_B: Array, c: float, settings: Settings) -> float:
+    """Return the |z| within which a block of a metric that moved is back.
+
+    The margin, or `passed_share` of the largest |z| that two neighbours reach together, if that is less: blocks
+    of a weak lasting effect are within a margin made for detection without being back.
+    """
+    left, right = z_B[:-1], z_B[1:]
+    together = np.where(left * right > 0, np.minimum(np.abs(left), np.abs(right)), 0.0)
+    return min(c, settings.passed_share * float(together.max(initial=0.0)))
+
+
 def jumps(e_B: Array, onset: int, settings: Settings) -> bool:
     """Whether the effect gains `sudden` of its largest size between the block before the onset and the one after.
 
@@ -64,8 +99,8 @@ def anomaly_type(
     e_B: Array,
     z_B: Array,
     c: float,
+    onset: int | None,
     *,
-    moved: bool,
     event: bool,
     spike: bool,
     collapsed: bool,
@@ -81,7 +116,7 @@ def anomaly_type(
         e_B: Effect in transformed units.
         z_B: Effect in noise units.
         c: Margin in noise units.
-        moved: Whether the metric moved at any time.
+        onset: Block in which the effect first shows, None where the metric did not move.
         event: Whether it turned non-finite.
         spike: Whether single points stand out that no median shows.
         collapsed: Whether the late level is next to nothing.
@@ -89,18 +124,17 @@ def anomaly_type(
     """
     if event:
         return AnomalyType.NONFINITE
-    if not moved:
+    if onset is None:
         return AnomalyType.SPIKE if spike else AnomalyType.NONE
-    z_B, e_B = z_B[np.isfinite(z_B)], e_B[np.isfinite(z_B)]
-    onset = onset_block(z_B, c)
-    if onset is not None and len(z_B) > onset + 3 and (np.abs(z_B[-2:]) <= c).all():
+    # Blocks without a value are left out, and the onset counts among the others.
+    known = np.isfinite(z_B)
+    onset = int(known[:onset].sum())
+    z_B, e_B = z_B[known], e_B[known]
+    if len(z_B) > onset + 3 and (np.abs(z_B[-2:]) <= inside(z_B, c, settings)).all():
         return AnomalyType.TRANSIENT
     if collapsed:
         return AnomalyType.COLLAPSE
-    if onset is None:
-        return AnomalyType.GRADUAL
-    size = float(np.abs(e_B).max())
-    if onset == 0 and abs(e_B[0]) >= settings.sudden * size:
+    if onset == 0 and abs(e_B[0]) >= settings.sudden * float(np.abs(e_B).max()):
         return AnomalyType.IMMEDIATE
     if onset >= settings.delayed_blocks and jumps(e_B, onset, settings):
         return AnomalyType.DELAYED

@@ -10,10 +10,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from diagnose.curves import Array, Curves
+from diagnose.curves import Curves
 from diagnose.score.align import Clock, Frame, Panel, panel
 from diagnose.score.calibration import SeedSet
 from diagnose.score.noise import (
+    Floors,
     Margin,
     Scale,
     blended,
@@ -27,6 +28,7 @@ from diagnose.score.noise import (
     within_run_scale,
 )
 from diagnose.score.settings import Settings
+from diagnose.score.windows import starts
 from taxonomy.metrics import METRIC_BY_NAME
 
 
@@ -76,11 +78,11 @@ class System:
     scale: Scale
     borrowed: bool
 
-    def with_maxima(self, floor_M: Array, settings: Settings) -> System:
+    def with_maxima(self, floor: Floors, settings: Settings) -> System:
         """Add the leave-one-seed-out maxima where there are enough seeds of its own for them."""
         if self.seeds.x_RMB.shape[0] < settings.calibrated_seeds:
             return self
-        maxima_K = leave_one_out(self.seeds, floor_M, settings)
+        maxima_K = leave_one_out(self.seeds, floor, settings)
         return replace(self, scale=replace(self.scale, maxima_K=maxima_K))
 
     def margin(self, metrics: int, settings: Settings) -> Margin:
@@ -146,8 +148,8 @@ def borrowing_system(
     return System(clock, lender.runs, lender.clock, lender.reference, seeds, scale, borrowed=True)
 
 
-def floors(frame: Frame, scales: Sequence[Scale], digits: Mapping[str, float]) -> Array:
-    """Return absolute floors, floor_M in transformed units.
+def floors(frame: Frame, scales: Sequence[Scale], digits: Mapping[str, float]) -> Floors:
+    """Return absolute floors in transformed units.
 
     The registry's floor, or the last digit of a log that rounds. Metrics in absolute units have one floor for
     both systems: the larger of the registry's and of `floor_multiple` standard deviations of either system, or a
@@ -157,10 +159,14 @@ def floors(frame: Frame, scales: Sequence[Scale], digits: Mapping[str, float]) -
     for m, name in enumerate(frame.metrics):
         if METRIC_BY_NAME[name].transform == "identity":
             floor_M[m] = max(floor_M[m], digits.get(name, 0.0))
+    window_MW = floor_M[:, None]
+    absolute_M = frame.absolute_M
     for scale in scales:
         noisy_M = np.fmax(floor_M, frame.settings.floor_multiple * scale.late_M)
-        floor_M = np.where(frame.absolute_M, noisy_M, floor_M)
-    return floor_M
+        noisy_MW = np.fmax(window_MW, frame.settings.floor_multiple * scale.window_MW)
+        floor_M = np.where(absolute_M, noisy_M, floor_M)
+        window_MW = np.where(absolute_M[:, None], noisy_MW, window_MW)
+    return Floors(floor_M, window_MW)
 
 
 def pooled(scale: Scale, blocks: int) -> Scale:
@@ -170,5 +176,6 @@ def pooled(scale: Scale, blocks: int) -> Scale:
         scale,
         sigma_MB=np.repeat(mean_M[:, None], blocks, 1),
         late_M=mean_M,
+        window_MW=np.repeat(mean_M[:, None], len(starts(blocks)), 1),
         bank_KMB=np.empty((0, len(mean_M), blocks)),
     )

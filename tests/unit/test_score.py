@@ -12,10 +12,12 @@ import pytest
 from diagnose.curves import Curves
 from diagnose.result import AnomalyType, Direction, Verdict
 from diagnose.score.calibration import Calibration, SeedSet
+from diagnose.score.error_study import Setup, healthy_errors
 from diagnose.score.noise import Source
 from diagnose.score.plan import Replay
+from diagnose.score.power_study import planted
 from diagnose.score.score import score
-from diagnose.score.simulate import Setup, World, measure
+from diagnose.score.simulate import World
 from taxonomy.registry import Expectation, FaultCard, Library, Rival, WitnessRule
 from taxonomy.stages import Form, Stage
 
@@ -101,10 +103,17 @@ def edited(run, **rows):
 )
 def test_healthy_logs_stay_healthy(setup):
     """AR(1) noise of up to 0.95 on 20 metrics: 25 healthy logs, never reproduced, hardly ever called faulty."""
-    rates = measure(setup, (0.5, 0.8, 0.95), N, 25, seed=3)
-    assert rates["called faulty"] <= 0.12
-    assert rates["any direction"] <= 0.2
-    assert rates["reproduced"] == 0.0
+    found = healthy_errors(setup, (0.5, 0.8, 0.95), N, 25, seed=3)
+    assert found.faulty <= 3
+    assert found.direction <= 5
+    assert found.reproduced == 0
+
+
+def test_a_planted_step_of_three_deviations_is_found_with_its_onset():
+    """(1 − φ)·n / (1 + φ) = 13: with two runs in nine of ten, with one in two of three at the very least."""
+    one, two = planted(0.5, 40, runs=(1, 2), repeats=25, seed=1)
+    assert one.found >= 17 and two.found >= 22
+    assert one.onset >= 0.85 * one.found and two.onset >= 0.85 * two.found
 
 
 @pytest.mark.parametrize("truth", FAULTS)

@@ -5,8 +5,11 @@ import pytest
 from scipy import stats
 
 from diagnose.score.align import Clock, Contrast, Panel, frame, panel
+from diagnose.score.direction import read
 from diagnose.score.effect import effect, late, median_variance
 from diagnose.score.noise import (
+    Floors,
+    Margin,
     Source,
     leave_one_out,
     margin,
@@ -67,17 +70,29 @@ def test_within_run_scale_ignores_a_trend_and_finds_independent_noise():
 def test_leave_one_out_maxima_hold_their_error_on_a_new_seed():
     """The quantile of the maxima of 20 seeds is exceeded by a 21st about as often as it says."""
     exceeded = []
+    none = Floors(np.zeros(20), np.zeros((20, 1)))
     for _ in range(150):
         seeds = noise_panel(21)
         past = Panel(seeds.metrics, seeds.x_RMB[:20], seeds.event_RMB[:20])
-        maxima = leave_one_out(past, np.zeros(20), DEFAULT)
         scale = seed_scale(past, DEFAULT)
+        maxima_K = leave_one_out(past, none, DEFAULT)
+        limit = Margin(maximum_quantile(maxima_K, DEFAULT.alpha_direction), np.inf, 1 / 21, weak=False)
         new = Panel(seeds.metrics, seeds.x_RMB[20:], seeds.event_RMB[20:])
-        e = effect(new, past, DEFAULT)
-        late_z = e.late_M / (scale.late_M * np.sqrt(e.variance_late_M))
-        z = peak(e.e_MB / (scale.sigma_MB * np.sqrt(e.variance_MB)), late_z)
-        exceeded.append(np.abs(z).max() > maximum_quantile(maxima, DEFAULT.alpha_direction))
+        exceeded.append(read(effect(new, past, DEFAULT), scale, limit, none, DEFAULT).moved_M.any())
     assert 0.04 <= np.mean(exceeded) <= 0.16
+
+
+def test_leave_one_out_is_each_seed_read_against_the_others():
+    """All seeds at once give what `read` gives for one seed after the other."""
+    seeds = noise_panel(6)
+    none = Floors(np.zeros(20), np.zeros((20, 1)))
+    maxima_K = leave_one_out(seeds, none, DEFAULT)
+    for k in range(6):
+        others = Panel(seeds.metrics, np.delete(seeds.x_RMB, k, 0), np.delete(seeds.event_RMB, k, 0))
+        one = Panel(seeds.metrics, seeds.x_RMB[k : k + 1], seeds.event_RMB[k : k + 1])
+        limit = Margin(np.inf, np.inf, 1.0, weak=True)
+        seen = read(effect(one, others, DEFAULT), seed_scale(others, DEFAULT), limit, none, DEFAULT)
+        assert maxima_K[k] == pytest.approx(seen.largest)
 
 
 def test_maximum_quantile_is_conformal_where_there_are_enough_seeds():
@@ -99,18 +114,22 @@ def test_constant_metrics_have_no_noise_and_do_no_harm():
     constant = Panel(("rollout/weight_lag", "critic/rewards/mean"), x, np.zeros_like(x))
     scale = seed_scale(constant, DEFAULT)
     assert (scale.sigma_MB[0] == 0).all() and np.isfinite(scale.bank_KMB).all()
-    assert np.isfinite(leave_one_out(constant, np.array([0.5, 0.02]), DEFAULT)).all()
+    some = Floors(np.array([0.5, 0.02]), np.array([[0.5], [0.02]]))
+    assert np.isfinite(leave_one_out(constant, some, DEFAULT)).all()
 
 
-def test_peak_wants_two_neighbours_on_one_side():
-    def of(curve, late=0.0):
-        return float(peak(np.array([curve], float), np.array([late]))[0])
+def test_peak_wants_two_neighbours_on_one_side_or_a_window():
+    def of(curve, windows=(0.0, 0.0, 0.0)):
+        return float(peak(np.array([curve], float), np.array([windows]), DEFAULT)[0])
 
     assert of([0, 9, 0, 0]) == 0.0
     assert of([0, 9, 5, 0]) == 5.0
     assert of([0, -9, -5, 0]) == -5.0
     assert of([0, 9, -9, 0]) == 0.0
-    assert of([0, 9, 5, np.nan], late=-6.0) == -6.0
+    assert of([0, 9, 5, np.nan], (-6.0, 0.0, 0.0)) == -6.0
+    penalty = DEFAULT.window_penalty * np.sqrt(2 * np.log(2))
+    assert of([0, 1, 1, 0], (0.0, 0.0, -6.0)) == pytest.approx(penalty - 6.0)
+    assert of([0, 1, 1, 0], (0.0, 0.0, penalty / 2)) == 1.0
 
 
 def test_nothing_within_its_floor_ever_leaves_a_margin():
@@ -166,5 +185,7 @@ def test_mismatch_metrics_share_the_larger_floor():
     exact = seed_scale(Panel(names, 1e-8 * rng.standard_normal((20, 2, 8)), np.zeros((20, 2, 8))), DEFAULT)
     bf16 = seed_scale(Panel(names, 2e-3 * rng.standard_normal((20, 2, 8)), np.zeros((20, 2, 8))), DEFAULT)
     quiet, both = floors(cut, [exact], {}), floors(cut, [exact, bf16], {})
-    np.testing.assert_allclose(quiet, [1e-3, 0.02])
-    assert both[0] == pytest.approx(DEFAULT.floor_multiple * bf16.late_M[0]) and both[1] == 0.02
+    np.testing.assert_allclose(quiet.metric_M, [1e-3, 0.02])
+    np.testing.assert_allclose(both.metric_M, [DEFAULT.floor_multiple * bf16.late_M[0], 0.02])
+    np.testing.assert_allclose(both.window_MW[0], DEFAULT.floor_multiple * bf16.window_MW[0])
+    assert (both.window_MW[1] == 0.02).all()

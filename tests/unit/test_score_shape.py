@@ -13,7 +13,9 @@ from diagnose.score.onset import incident_onset
 from diagnose.score.settings import DEFAULT
 from diagnose.score.shape import (
     anomaly_type,
+    change_point,
     collapsed,
+    effect_onset,
     onset_block,
     onset_interval,
     spike_limit,
@@ -29,7 +31,8 @@ WORLD = World.make()
 def kind(curve, *, c=3.0, event=False, spike=False, collapse=False):
     e = np.asarray(curve, float)
     moved = onset_block(e, c) is not None or abs(np.median(e[4:])) > c
-    return anomaly_type(e, e, c, moved=moved, event=event, spike=spike, collapsed=collapse, settings=DEFAULT)
+    onset = effect_onset(e, c) if moved else None
+    return anomaly_type(e, e, c, onset, event=event, spike=spike, collapsed=collapse, settings=DEFAULT)
 
 
 @pytest.mark.parametrize(
@@ -89,6 +92,31 @@ def test_trend_properties(a, b):
         assert -1 - 1e-9 <= left <= 1 + 1e-9
         if np.linalg.norm(a) > 1e-3:
             assert trend(a, a) == pytest.approx(1.0)
+
+
+@settings(max_examples=80, deadline=None)
+@given(arrays(float, 8, elements=st.floats(-50, 50)))
+def test_the_change_point_is_the_least_squares_step(curve):
+    """Against the definition: 0 before block b, the mean from b on, for every b that leaves two blocks."""
+    residual = [
+        (curve[:b] ** 2).sum() + ((curve[b:] - curve[b:].mean()) ** 2).sum() for b in range(len(curve) - 1)
+    ]
+    found = change_point(curve)
+    assert residual[found] == pytest.approx(min(residual), abs=1e-6)
+
+
+def test_the_onset_of_a_weak_step_is_its_change_point_and_of_a_strong_one_its_first_block():
+    weak = np.array([0.3, -0.4, 0.2, 2.2, 1.9, 2.6, 2.0, 2.4])
+    assert onset_block(weak, 3.0) is None and effect_onset(weak, 3.0) == 3
+    growing = np.array([0.0, 0.0, 4.0, 6.0, 9.0, 20.0, 40.0, 60.0])
+    assert change_point(growing) > effect_onset(growing, 3.0) == 2
+    gone = np.array([np.nan, 0.1, np.nan, 2.5, 2.5, np.nan, 2.5, 2.5])
+    assert change_point(gone) == 3
+    assert change_point(np.full(8, np.nan)) is None
+
+
+def test_a_weak_lasting_effect_is_no_transient():
+    assert kind([2.2, 1.9, 3.4, 3.1, 2.6, 2.0, 2.4, 2.1], c=3.0) is AnomalyType.IMMEDIATE
 
 
 def test_onset_wants_two_blocks_on_one_side():
