@@ -64,6 +64,7 @@ def execute(folder: RunFolder, log: EventLog) -> Result:
     """
     begin, earlier_s = time.monotonic(), worked_s(folder)
     session = load(folder)
+    folder.pause.unlink(missing_ok=True)  # whoever starts a runner wants it to run
     log.append(
         SessionEvent(
             name=session.name,
@@ -197,6 +198,7 @@ def _extra(
     Replays(session, folder, log, pool, time.monotonic(), folder.extra).carry_out(runs)
 
 
+PAUSE_POLL_S = 0.2
 BREADTH = 0.75
 """Share of a budget that the first rung of a race may use: what it leaves is for the depth of those in front."""
 
@@ -324,7 +326,7 @@ class Replays:
     def _run_all(self, missing: deque[PlannedRun], share: float) -> None:
         """Run all of `missing` that a share of the budget allows; note what it did not."""
         while missing or self._pool.outstanding:
-            while missing and self._pool.free:
+            while missing and self._pool.free and not self._is_paused():
                 run = missing.popleft()
                 if run.planned is None or self._fits(share):
                     self._submit(run)
@@ -332,6 +334,20 @@ class Replays:
                     self._left_out.add(run.id)
             for event in self._pool.poll():
                 self._take(event)
+
+    def _is_paused(self) -> bool:
+        """Whether a viewer has asked for a pause; waits a little where nothing else is to be waited for."""
+        if not self._folder.pause.exists():
+            return False
+        if not self._pool.outstanding:
+            self._log.append(NoteEvent(text="paused: what is done is kept, no further replay starts"))
+            began = time.monotonic()
+            while self._folder.pause.exists():
+                time.sleep(PAUSE_POLL_S)
+            self._begin += time.monotonic() - began  # a pause costs nothing of the budget
+            self._log.append(NoteEvent(text="going on"))
+            return False
+        return True
 
     def _fits(self, share: float) -> bool:
         """Whether a further replay is likely to end within a share of the budget."""

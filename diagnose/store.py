@@ -108,6 +108,11 @@ class RunFolder:
         return self.path / "extra"
 
     @property
+    def pause(self) -> Path:
+        """There while no further replay is to start: made and removed by viewers, heeded by the runner."""
+        return self.path / "pause"
+
+    @property
     def wishes(self) -> Path:
         """What the user wants beside the verdict: probes, remedies."""
         return self.path / "wishes.json"

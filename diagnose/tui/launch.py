@@ -123,6 +123,19 @@ class SessionBackend:
 
         return Launched(folder) if folder.is_alive() else Launched(folder, start(folder))
 
+    def pause(self, folder: RunFolder) -> bool:
+        """Make or remove the file that the runner heeds."""
+        if folder.pause.exists():
+            folder.pause.unlink(missing_ok=True)
+            return False
+        folder.pause.touch()
+        return True
+
+    def retry(self, folder: RunFolder, run: str) -> Launched:
+        """Remove the replay's outcome: a run without one is not finished."""
+        (folder.runs / run / "outcome.json").unlink(missing_ok=True)
+        return self.resume(folder)
+
     def stop(self, folder: RunFolder) -> bool:
         """End the runner."""
         return folder.stop()

@@ -184,5 +184,11 @@ class Backend(Protocol):
     def resume(self, folder: RunFolder) -> Launched:
         """Start a runner in a folder that has none."""
 
+    def pause(self, folder: RunFolder) -> bool:
+        """Let no further replay start, or let them start again; return whether it is paused now."""
+
+    def retry(self, folder: RunFolder, run: str) -> Launched:
+        """Forget a failed replay and start a runner, which does it again."""
+
     def stop(self, folder: RunFolder) -> bool:
         """End the runner; return whether there was one."""

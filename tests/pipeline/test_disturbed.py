@@ -198,3 +198,15 @@ def test_a_moved_run_folder_builds_its_proxy_where_it_is_now(inside, tmp_path):
     assert runner.main([str(moved)]) == 0
     assert (moved / "proxy" / "proxy_manifest.json").is_file()
     assert not inside.out.exists()
+
+
+def test_a_pause_lets_no_further_replay_start_and_changes_nothing(lab, undisturbed):
+    viewer = begin(lab)
+    lab.folder.pause.touch()
+    wait_for(lambda: any("paused" in getattr(event, "text", "") for event in lab.events()))
+    before = lab.started()
+    assert len(done_runs(lab)) == len(before) - 1 < RUNS  # all that was taken up but the build is done
+    lab.folder.pause.unlink()
+    viewer.communicate()
+    assert the_same(lab.result()) == undisturbed
+    assert len(lab.started()) == 1 + RUNS

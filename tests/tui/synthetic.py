@@ -184,6 +184,8 @@ class FakeBackend:
         self.logs: list[Path] = []
         self.incidents: list[Incident] = []
         self.stopped = 0
+        self.paused = False
+        self.retried: list[str] = []
 
     def playbooks(self) -> tuple[PlaybookEntry, ...]:
         return (
@@ -247,6 +249,14 @@ class FakeBackend:
         script = next(script for script in self.scripts if script.folder.path == folder.path)
         script.begin()
         return Launched(folder)
+
+    def pause(self, folder: RunFolder) -> bool:
+        self.paused = not self.paused
+        return self.paused
+
+    def retry(self, folder: RunFolder, run: str) -> Launched:
+        self.retried.append(run)
+        return self.resume(folder)
 
     def stop(self, folder: RunFolder) -> bool:
         self.stopped += 1

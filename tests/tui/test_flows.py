@@ -490,6 +490,27 @@ async def test_proxy_and_log_can_be_read_while_a_run_goes_on(backend: FakeBacken
         assert "\x1b" not in screen_text(app)
 
 
+async def test_pause_and_retry(backend: FakeBackend) -> None:
+    app = app_for(backend)
+    async with app.run_test(notifications=True) as pilot:
+        await to_candidates(pilot)
+        await pilot.press("r")
+        await until(pilot, lambda: isinstance(app.screen, RunScreen))
+        script = backend.scripts[0]
+        await until(pilot, lambda: "z" in app.screen.active_bindings, "alive")
+        await pilot.press("z")
+        await until(pilot, lambda: backend.paused and "z goes on" in screen_text(app), "paused")
+        script.start("stale_weights")
+        script.fail("stale_weights", "worker ended with signal 9")
+        script.end("failed", 4)
+        rows = app.screen.query_one("#rows", DataTable)
+        await until(pilot, lambda: "failed" in str(rows.get_cell("stale_weights-x1-s1", "state")))
+        rows.move_cursor(row=1)
+        await until(pilot, lambda: "r" in app.screen.active_bindings, "retry offered")
+        await pilot.press("r")
+        await until(pilot, lambda: backend.retried == ["stale_weights-x1-s1"], "retried")
+
+
 async def test_help_and_palette_know_every_key(backend: FakeBackend, tmp_path: Path) -> None:
     play(Script(tmp_path / "old"))
     app = app_for(backend, tmp_path / "old")

@@ -75,6 +75,8 @@ class RunScreen(Screen[None]):
             "x", "proxy", "Proxy", tooltip="Show what the proxy was cut from and what it kept", id="proxy"
         ),
         Binding("l", "log", "Log", tooltip="Show what runner and workers said", id="log"),
+        Binding("z", "pause", "Pause", tooltip="Let no further replay start, or go on", id="pause"),
+        Binding("r", "retry", "Retry", tooltip="Do the failed replay under the cursor again", id="retry"),
         Binding("s", "stop", "Stop", tooltip="Stop the run; what is done is kept", id="stop"),
         Binding("u", "resume", "Resume", tooltip="Do what is missing, and score", id="resume"),
         Binding("escape", "leave", "Leave", key_display="esc", tooltip="Leave; the run goes on", id="leave"),
@@ -216,8 +218,10 @@ class RunScreen(Screen[None]):
         return f"✔ seen ({number(value)})" if value > card.witness.above else f"✘ not seen ({number(value)})"
 
     def _row(self) -> RunRow | None:
-        table: DataTable[Text] = self.query_one("#rows", DataTable)
-        rows = self._snapshot.view.rows
+        tables = self.query("#rows")  # bindings are asked for before the screen is composed
+        if not tables:
+            return None
+        table, rows = tables.first(DataTable), self._snapshot.view.rows
         return rows[table.cursor_row] if table.cursor_row < len(rows) else None
 
     def _show_row_detail(self) -> None:
@@ -232,6 +236,7 @@ class RunScreen(Screen[None]):
             if row is not None and row.fault is not None:
                 self._fault = row.name
             self._show_row_detail()
+            self.refresh_bindings()
         self._show_chart()
 
     def on_verdict_pane_picked(self, message: VerdictPane.Picked) -> None:
@@ -383,11 +388,39 @@ class RunScreen(Screen[None]):
         snapshot = self._snapshot
         if action == "stop":
             return snapshot.alive
+        if action == "pause":
+            return snapshot.alive
+        if action == "retry":
+            row = self._row()
+            return not snapshot.alive and row is not None and row.status == "failed"
         if action == "resume":
             return not snapshot.alive and snapshot.view.end != "completed"
         if action == "export":
             return True if snapshot.result is not None else None
         return True
+
+    @work(thread=True, exclusive=True, group="stop")
+    def action_pause(self) -> None:
+        """Pause, or go on; replays that are under way end first."""
+        try:
+            paused = self.diagnose.backend.pause(self._launched.folder)
+        except (DiagnoseError, OSError) as error:
+            self.app.call_from_thread(self.notify, literal(error), severity="error", markup=False)
+            return
+        text = "Paused: replays under way end, no further one starts. z goes on." if paused else "Going on."
+        self.app.call_from_thread(self.notify, text, markup=False)
+
+    @work(thread=True, exclusive=True, group="stop")
+    def action_retry(self) -> None:
+        """Do a failed replay again."""
+        row = self._row()
+        assert row is not None
+        try:
+            launched = self.diagnose.backend.retry(self._launched.folder, row.run)
+        except (DiagnoseError, OSError) as error:
+            self.app.call_from_thread(self.notify, literal(error), severity="error", markup=False)
+            return
+        self.app.call_from_thread(self._resumed, launched)
 
     def action_stop(self) -> None:
         """Stop the run, after a yes."""
