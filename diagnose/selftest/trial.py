@@ -169,12 +169,9 @@ class Judge:
         )
         return self._judged(task, found, movement(faulty, twins, seeds, incident.from_step), banked)
 
-    def _log_only(self, task: Task, faulty: Sequence[Curves], twins: Sequence[Curves]) -> Trial | None:
+    def _log_only(self, task: Task, faulty: Sequence[Curves], twins: Sequence[Curves]) -> Trial:
         """Return what the logs alone say, among the faults that the proxy was asked about."""
-        try:
-            from diagnose.triage import rank_faults
-        except ImportError:
-            return None
+        from diagnose.triage import rank_faults
 
         incident, library = task.incident, self._arena.library
         asked = {card.id for card in self._arena.faults} - set(task.without)
