@@ -1,6 +1,6 @@
 """A bank of finished runs and built proxies, by content key: what studies and the self-test need is made once.
 
-    BANK/ lock · models/<build key>/ (a built proxy) · hashes.json · worker_*.log ·
+    BANK/ *.lock · models/<build key>/ (a built proxy) · hashes.json · worker_*.log ·
           runs/<key>/{spec.json, metrics.jsonl, outcome.json}
 
 A run is there when its `outcome.json` is; whoever fills the bank can be killed at any time and loses only the
@@ -26,7 +26,7 @@ from diagnose.jobs import cores, read_outcome
 from diagnose.store import read_json, write_json
 from proxy.api import Done, Failed, Job, Note, WorkerPool
 from proxy.embedded import resolve
-from proxy.specs import BuildSpec, RunOutcome, RunSpec, content_key
+from proxy.specs import INJECTION_FAILED, BuildSpec, RunOutcome, RunSpec, content_key
 
 if TYPE_CHECKING:
     from diagnose.curves import Curves
@@ -125,7 +125,7 @@ class Bank:
             wanted: Name → checkpoint, or how to cut one (`BuildSpec.out` is ignored).
 
         Raises:
-            RunError: A build or a hash failed.
+            RunError: A build or a hash failed, or another process is at it.
         """
         found: dict[str, Model] = {}
         jobs: dict[str, Job] = {}
@@ -144,7 +144,8 @@ class Bank:
                 jobs[name] = Job(name, "hash", {"model": item})
         if not jobs:
             return found
-        with self._locked(), WorkerPool(min(self._workers, len(jobs)), self.home, self._command) as pool:
+        logs = self.home / "models"
+        with self._locked("models"), WorkerPool(min(self._workers, len(jobs)), logs, self._command) as pool:
             for job in jobs.values():
                 pool.submit(job)
             for event in pool.events():
@@ -194,7 +195,7 @@ class Bank:
             RunError: Another process is filling this bank.
         """
         wanted = {self.key(spec, models[spec.model]): spec for spec in specs}
-        with self._locked():
+        with self._locked("runs"):
             todo = deque(self.missing(wanted.values(), models).items())
             there, total = len(wanted) - len(todo), len(todo)
             begin, ended, failed, cpu_s = time.monotonic(), 0, 0, 0.0
@@ -213,6 +214,9 @@ class Bank:
                         if not isinstance(event, Done | Failed):
                             continue
                         outcome = self.outcome(event.id)
+                        if outcome is None and isinstance(event, Failed) and _said_no(event):
+                            outcome = RunOutcome("failed", event.reason)
+                            write_json(self.folder(event.id) / "outcome.json", asdict(outcome))
                         if outcome is None:
                             died[event.id] = event.reason if isinstance(event, Failed) else "no outcome"
                         ended += 1
@@ -244,17 +248,22 @@ class Bank:
         pool.submit(Job(key, "run", asdict(spec), str(home)))
 
     @contextmanager
-    def _locked(self) -> Iterator[None]:
-        """Be the only process that puts anything into this bank."""
+    def _locked(self, part: str) -> Iterator[None]:
+        """Be the only process that puts anything into a part of this bank."""
         self.home.mkdir(parents=True, exist_ok=True)
-        with (self.home / "lock").open("a") as lock:
+        with (self.home / f"{part}.lock").open("a") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise RunError(
-                    f"another process is filling {self.home}", "wait for it, or name another folder"
+                    f"another process is making {part} in {self.home}", "wait for it, or name another folder"
                 ) from None
             yield
+
+
+def _said_no(event: Failed) -> bool:
+    """Whether a run ended because its fault can't be put into this model, which another try won't change."""
+    return event.reason.startswith(INJECTION_FAILED) and not event.died
 
 
 @cache

@@ -97,6 +97,15 @@ def test_a_run_that_breaks_is_no_answer(tmp_path, bank):
     assert bank.fill(runs(1), MODELS).made == 1
 
 
+def test_a_fault_that_a_model_cannot_have_is_an_answer(tmp_path, bank):
+    worker = tmp_path / "refusing.py"
+    worker.write_text(BROKEN.replace("TypeError: oh", "injection failed: no buffers"))
+    refusing = Bank(tmp_path / "bank", 1, [sys.executable, str(worker)])
+    assert refusing.fill(runs(1), MODELS).died == {}
+    assert bank.fill(runs(1), MODELS).there == 1
+    assert bank.outcome(bank.key(runs(1)[0], MODEL)).reason == "injection failed: no buffers"
+
+
 def test_a_time_limit_leaves_out_what_it_cuts_off(bank, log, monkeypatch):
     monkeypatch.setenv("FAKE_STEP_S", "0.1")
     filled = bank.fill(runs(*range(1, 9)), MODELS, limit_s=0.2)
@@ -113,7 +122,7 @@ def test_proxies_are_built_once_wherever_they_were_to_go(bank, log):
 
 
 def test_one_process_fills_a_bank_at_a_time(bank, tmp_path):
-    with bank._locked(), pytest.raises(RunError, match="another process"):
+    with bank._locked("runs"), pytest.raises(RunError, match="another process"):
         Bank(tmp_path / "bank", 1, [sys.executable, fake_worker.__file__]).fill(runs(1), MODELS)
 
 
