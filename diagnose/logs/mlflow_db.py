@@ -82,7 +82,7 @@ def _read(base: sqlite3.Connection) -> Iterator[Record | Rejected]:
                     yield Rejected(number, f"step is no whole number ≥ 0: {printable(repr(step), 40)}")
                 else:
                     yield Record(number, found, data, run=label)
-    except (sqlite3.Error, OverflowError, MemoryError) as error:
+    except (sqlite3.Error, OverflowError, MemoryError, UnicodeDecodeError) as error:  # also of its messages
         yield Rejected(number + 1, f"the database can't be read from here on: {printable(str(error), 80)}")
 
 

@@ -39,6 +39,7 @@ _LAYOUTS = 500
 """Layouts that are made for a log: a run has a handful (with validation, with a checkpoint, without), each made anew
 where its values get much longer or shorter."""
 _FULL = 64
+_OF_NUMBERS = b"0123456789.+-()einfa"
 _SLACK = 64
 
 
@@ -106,8 +107,9 @@ def _value(text: str) -> float:
 class _Layout:
     """The keys of a metric line in their order, as one pattern that finds the values in use.
 
-    A line is taken to have the layout when it has as many pairs and every key in use, in order and about where the
-    lines before had it; values of other keys are not looked at. Every `_FULL`th line is compared key by key.
+    A line has the layout when what is left of it without the characters of numbers is the same (`outline`), and it has
+    every key in use, in order and about where the lines before had it. Values of other keys are not looked at. The
+    first and every `_FULL`th line is compared key by key, so that a line that was damaged inside a key founds nothing.
 
     Attributes:
         heads: For every pair what it starts with, the wrapper of its value included.
@@ -115,7 +117,7 @@ class _Layout:
         keys: Their keys.
         spans: For each, the smallest and largest number of bytes between it and the value in use before it.
         decimals: Decimals of all values, None where they differ.
-        lines: Lines that were read.
+        lines: Lines that were read, not counting the one that it was made from.
     """
 
     def __init__(
@@ -215,15 +217,15 @@ class _Layout:
 
 def fast(pieces: Iterable[Piece]) -> Iterator[Record | Rejected]:
     """Yield what `records` yields, except that values of unused keys are not looked at in a line like the last."""
-    layouts: dict[int, _Layout] = {}  # by the number of their gaps
+    layouts: dict[bytes, _Layout] = {}  # by their outlines
     made = expected = 0
     for number, raw, whole in pieces:
         start = _START_BYTES.match(raw, raw.find(NEEDLE))
         layout = None
-        gaps = 0
+        outline = b""
         if start is not None and whole and raw[start.start() - 1 : start.start()] in _BEFORE:
-            gaps = raw.count(_GAP)
-            layout = layouts.get(gaps)
+            outline = raw[start.end() :].translate(None, _OF_NUMBERS)
+            layout = layouts.get(outline)
             if (
                 layout is not None
                 and (record := layout.read(number, int(start[1]), raw, start.end())) is not None
@@ -233,16 +235,16 @@ def fast(pieces: Iterable[Piece]) -> Iterator[Record | Rejected]:
                 continue
         found = list(parse(Line(number, clean(raw), whole), expected))
         if (
-            gaps
+            outline
             and start is not None
             and made < _LAYOUTS
             and len(found) == 1
             and isinstance(found[0], Record)
         ):
-            layout = _Layout.of(raw[start.end() :], found[0], layout)
-            if layout is not None:
+            new = _Layout.of(raw[start.end() :], found[0], layout)
+            if new is not None and (layout is None or not layout.lines or layout.heads == new.heads):
                 made += 1
-                layouts[gaps] = layout
+                layouts[outline] = new
         for item in found:
             if isinstance(item, Record):
                 expected = len(item.data)

@@ -1,0 +1,142 @@
+"""What reading a log costs: ``python -m bench.logs [--gb 1]``.
+
+A console log is made in a temporary folder and read; the time is given as a multiple of ``grep -c 'step:'`` on the same
+file, both the best of several rounds, with the memory that reading takes above that of a log a tenth the size. Metric
+lines are verl's: about a hundred keys, behind a coloured prefix of Ray; the rest is what workers print.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+BAR = 20.0
+"""Largest multiple of grep's time."""
+MEMORY = 64.0
+"""Largest growth of memory for ten times the bytes, in MiB."""
+METRICS = (
+    "actor/entropy", "actor/kl_loss", "actor/kl_coef", "actor/pg_loss", "actor/pg_clipfrac", "actor/ppo_kl",
+    "actor/loss", "actor/grad_norm", "actor/lr", "training/rollout_probs_diff_mean",
+    "training/rollout_probs_diff_max", "training/rollout_probs_diff_std", "rollout_corr/kl", "rollout_corr/k3_kl",
+    "critic/score/mean", "critic/rewards/mean", "critic/advantages/max", "critic/advantages/min",
+    "response_length/mean", "response_length/clip_ratio", "timing_s/step", "perf/throughput",
+)  # fmt: skip
+OTHERS = tuple(
+    f"{group}/{name}"
+    for group in ("global_seqlen", "timing_s", "timing_per_token_ms", "critic/returns", "prompt_length", "perf")
+    for name in ("min", "max", "mean", "gen", "reward", "old_log_prob", "ref", "adv", "update_actor", "slowest/gen",
+                 "balanced_min", "balanced_max", "tool_calls/mean")
+)  # fmt: skip
+RAY = "\x1b[36m(TaskRunner pid=4711)\x1b[0m "
+
+
+def metric_line(step: int, chance: random.Random) -> str:
+    """Return one metric line."""
+    keys = [*OTHERS[:6], *METRICS, *OTHERS[6:]]
+    pairs = [
+        f"{key}:np.float64({chance.random()!r})" if index % 3 == 0 else f"{key}:{chance.random()!r}"
+        for index, key in enumerate(keys)
+    ]
+    return f"{RAY}step:{step} - " + " - ".join(pairs) + "\n"
+
+
+def make(path: Path, size: int, share: float) -> int:
+    """Write a log of `size` bytes of which metric lines are a `share`; return the number of metric lines."""
+    chance = random.Random(1)
+    lines = [metric_line(0, chance) for _ in range(64)]
+    chatter = [
+        f"\x1b[36m(WorkerDict pid={chance.randrange(9999)})\x1b[0m INFO {chance.random()} "
+        + "loading shard of the weights, " * chance.randrange(1, 6)
+        + "\n"
+        for _ in range(2000)
+    ]
+    block = "".join(chance.choices(chatter, k=500))
+    step = written = 0
+    metrics = 0.0
+    with path.open("w", encoding="utf-8") as file:
+        while written < size:
+            if metrics <= share * written:
+                step += 1
+                text = lines[step % len(lines)].replace("step:0 ", f"step:{step} ", 1)
+                metrics += len(text)
+            else:
+                text = block if share < 0.5 else chatter[step % len(chatter)]
+            written += file.write(text)
+    return step
+
+
+def once(path: Path) -> None:
+    """Read one log and print what it took, as JSON (in a process of its own, so that its memory is its own)."""
+    from diagnose.logs import read
+    from diagnose.logs.registry import readers
+
+    readers()
+    base = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    begin = time.perf_counter()
+    found = read(path)
+    took = time.perf_counter() - begin
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    print(json.dumps({"seconds": took, "mib": (peak - base) / 1024, "records": found.counts.records}))
+
+
+def measure(path: Path, rounds: int) -> tuple[float, float, dict[str, float]]:
+    """Return the best seconds of grep and of reading, and what reading took."""
+    grep = own = float("inf")
+    for _ in range(rounds):  # by turns, so that a busy machine disturbs both
+        begin = time.perf_counter()
+        subprocess.run(["grep", "-c", "step:", str(path)], stdout=subprocess.PIPE, check=False)
+        grep = min(grep, time.perf_counter() - begin)
+        done = subprocess.run(
+            [sys.executable, "-m", "bench.logs", "--once", str(path)], stdout=subprocess.PIPE, check=True
+        )
+        found = json.loads(done.stdout)
+        own = min(own, found["seconds"])
+    return grep, own, found
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Measure and print; 1 where a bar is missed."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--gb", type=float, default=0.1, help="size of the log")
+    parser.add_argument("--share", type=float, action="append", help="share of metric lines [0.1, 0.95]")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--once", type=Path, help=argparse.SUPPRESS)
+    options = parser.parse_args(arguments)
+    if options.once is not None:
+        once(options.once)
+        return 0
+    missed = False
+    print(
+        f"{'GB':>5} {'metric lines':>22} {'grep s':>7} {'read s':>7} {'ratio':>6} {'MB/s':>6} {'MiB':>6} {'MiB/10':>7}"
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "console.log"
+        for share in options.share or (0.1, 0.95):
+            make(path, int(options.gb * 1e8), share)
+            small = measure(path, 1)[2]["mib"]
+            steps = make(path, int(options.gb * 1e9), share)
+            size = path.stat().st_size / 1e6
+            grep, own, found = measure(path, options.rounds)
+            assert found["records"] == steps
+            ratio, more = own / grep, found["mib"] - small
+            missed = missed or ratio > BAR or more > MEMORY
+            print(
+                f"{size / 1e3:5.2f} {steps:12} ({share:4.0%} of it) {grep:7.3f} {own:7.2f} {ratio:6.1f}"
+                f" {size / own:6.0f} {found['mib']:6.0f} {small:7.0f}",
+                flush=True,
+            )
+    print(
+        f"bars: ratio ≤ {BAR:g}, memory for ten times the bytes ≤ {MEMORY:g} MiB more: {'missed' if missed else 'met'}"
+    )
+    return int(missed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
