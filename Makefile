@@ -8,7 +8,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 PLAYBOOK ?= playbooks/kl_spike.yaml
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-test run test bench accept families study selftest clean distclean verl-env test-verl verl-resolve
+.PHONY: help setup setup-test run test bench accept families study selftest figures clean distclean verl-env test-verl verl-resolve
 
 help:
 	@echo "make setup   the environment, in $(VENV)"
@@ -21,6 +21,7 @@ help:
 	@echo "make selftest   set-up, then every fault hidden in turn, into docs/selftest.md (hours; shares make study's runs)"
 	@echo "make verl-env   verl's own environment for --engine verl, in $(VERL_VENV) (about 2 GB)"
 	@echo "make test-verl  both set-ups, then the tests that run real verl (minutes)"
+	@echo "make figures  set-up, then the paper's Figures 3 and 4, into docs/figures (36 runs, some ten minutes)"
 	@echo "make clean   remove caches and build products; make distclean: also $(VENV)"
 
 # Stamps make a second call instant: a target is redone only when what it was made from has changed.
@@ -73,6 +74,9 @@ study: setup
 
 selftest: setup
 	$(BIN)/diagnose selftest --runs build/bank --markdown docs/selftest.md
+
+figures: setup
+	$(BIN)/python -m bench.figures
 
 clean:
 	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

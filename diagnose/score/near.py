@@ -18,7 +18,7 @@ from diagnose.score.ranking import Case
 from diagnose.score.score import Given, Laid, lay
 from diagnose.score.specificity import bootstrap
 
-AMPLITUDES = tuple(2.0 ** (k / 2) for k in range(-4, 5))
+AMPLITUDES: tuple[float, ...] = tuple(2.0 ** (k / 2) for k in range(-4, 5))
 """Factors on a replay's effect under which its reach is looked for: as far as strengths are ever fitted."""
 
 
