@@ -23,6 +23,10 @@ MIN_POINTS = 16
 """Logged points under which no block median means anything."""
 
 
+HEAVY = {"rollout_corr/k3_kl": 5.0}
+"""Factor on the healthy level of metrics with heavy tails: one token in ten thousand makes a block of it."""
+
+
 @dataclass(frozen=True)
 class Margins:
     """Thresholds of the comparisons; all in noise units unless said otherwise.
@@ -142,7 +146,7 @@ def jumps(log: Log, margins: Margins = DEFAULT) -> Iterator[Observation]:
             [usual(m.name) for m in metrics]
         )  # within what healthy systems show, nothing jumps
         beyond_M = (away_MB[:, 0] * away_MB[:, 1] > 0) & (excess_M > np.maximum(c * s_M, floor_M))
-        beyond_M &= np.abs(away_MB).min(1) > usual_M
+        beyond_M &= np.abs(away_MB).min(1) > usual_M  # within what healthy systems show, nothing jumps
         for m in np.flatnonzero(beyond_M):
             name = metrics[m].name
             if name in done:

@@ -24,6 +24,10 @@ MIN_EXACT = 4
 """Steps at which a metric must be exactly 0 or constant before that is called a state and no accident."""
 
 
+STRETCH = 8
+"""The same for a stretch in the middle of a run."""
+
+
 class Log(Protocol):
     """One training run, as `diagnose.curves.Curves` gives it."""
 
@@ -236,7 +240,7 @@ def stuck(log: Log, facts: Facts) -> Iterator[Observation]:
             evidence=f"{median(late(truncated)):.0%} of the responses are cut off at the cap",
             rule="truncated",
         )
-    steps, silent = finite(log, "rollout/zero_std_groups")
+    _, silent = finite(log, "rollout/zero_std_groups")
     if len(silent) >= MIN_EXACT and median(late(silent)) >= 0.95 and not improves:
         yield Observation(
             "rollout/zero_std_groups",
@@ -246,24 +250,32 @@ def stuck(log: Log, facts: Facts) -> Iterator[Observation]:
             evidence=f"{median(late(silent)):.0%} of the groups have one reward only: no advantage is left",
             rule="no_signal",
         )
+    yield from _constant(log, improves)
+
+
+def _constant(log: Log, improves: bool | None) -> Iterator[Observation]:
+    """Yield rewards that are one number, for good or for a long stretch, and not because everything is right."""
     for metric in ("critic/rewards/mean", "val-core/reward/mean"):
         steps, values = finite(log, metric)
-        tail = late(values)
-        if len(tail) < MIN_EXACT or np.ptp(tail) or tail[0] > values[0] or metric in log.resolution:
+        if len(values) < MIN_EXACT or improves or (metric in log.resolution and not values.any()):
             continue
-        run = (
-            len(values) - int(np.flatnonzero(values != tail[0])[-1]) - 1
-            if (values != tail[0]).any()
-            else len(values)
-        )
-        first = int(steps[len(values) - run])
+        starts = np.flatnonzero(np.concatenate([[True], np.diff(values) != 0]))
+        lengths = np.diff(np.concatenate([starts, [len(values)]]))
+        longest = int(lengths.argmax())
+        first, count = int(starts[longest]), int(lengths[longest])
+        level = float(values[first])
+        lasting = first + count == len(values) and count >= max(MIN_EXACT, len(values) / 2)
+        if not lasting and count < STRETCH:
+            continue
+        if level > values[0] and level >= values.max():
+            continue  # the best there is, reached and held
         yield Observation(
             metric,
             "constant",
-            "start" if run == len(values) else "sudden",
-            interval=(first, first),
-            value=float(tail[0]),
-            evidence=f"exactly {tail[0]:g} for the last {run} values",
+            "start" if first == 0 else "immediate" if first <= 2 else "sudden",
+            interval=(int(steps[max(first - 1, 0)]), int(steps[first])),
+            value=level,
+            evidence=f"exactly {level:g} at {count} logged steps in a row, from step {int(steps[first])} on",
             rule="constant",
         )
 

@@ -118,7 +118,7 @@ def _growth(log: Log, improves: bool | None, margins: Margins) -> Iterator[Obser
             yield _changed(log, "actor/grad_norm", "down", early, end, said, "growth")
     _, values = finite(log, "actor/kl_loss")
     if len(values) >= 8:
-        early, end = _ends(values, 8, 4)
+        early, end = float(values[:3].min()), _ends(values, 8, 4)[1]
         if end > KL_ALARM and end > KL_GROWTH * max(early, 1e-3) and not improves:
             said = f"climbs from {early:.3g} to {end:.3g} nat and buys no reward"
             yield _changed(log, "actor/kl_loss", "up", early, end, said, "kl_runaway")
