@@ -85,7 +85,7 @@ _MROPE = {
     "rope_type": "default",
     "rope_theta": 10000.0,
     "mrope_section": [1, 1, 0],
-    "partial_rotary_factor": 1.0,
+    "partial_rotary_factor": 0.5,
 }
 _YARN = {
     "rope_type": "yarn",
@@ -274,6 +274,8 @@ def _fill(name: str, tensor: Any) -> None:
         tensor.normal_(std=0.5)
     elif name.endswith(("e_score_correction_bias", "expert_bias", "router.bias", "balancing_biases")):
         tensor.normal_(std=0.1)
+        if name.endswith("balancing_biases"):
+            tensor[-1] = -1.0  # what zaya's class puts there whatever the file says
     elif name.endswith("tid2eid"):
         import torch
 

@@ -34,11 +34,17 @@ def build(
     experts: Annotated[int, typer.Option("--experts", min=1, help="Experts kept a layer.")],
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder to write.")],
     strategy: StrategyName = "multi_view",
-    alpha: Annotated[str, typer.Option(help="Weights of router, co-activation and context.")] = "1,1,1",
+    alpha: Annotated[
+        str, typer.Option(help="Weights of router, co-activation and context; auto looks for the best.")
+    ] = "1,1,1",
     normalisation: Annotated[str, typer.Option(help="min_max, max or rank.")] = "min_max",
     calibration: Annotated[str, typer.Option(help="embedded, or a JSONL file of prompts.")] = "embedded",
     tokens: Annotated[int, typer.Option(min=1, help="Calibration tokens at most.")] = 65536,
     seed: Annotated[int, typer.Option(help="Seed of the random strategy.")] = 0,
+    mtp: Annotated[str, typer.Option(help="Multi-token-prediction layers: drop or prune.")] = "drop",
+    test_prompts: Annotated[
+        Path | None, typer.Option("--test-prompts", metavar="FILE", help="Warn where calibration has these.")
+    ] = None,
     json: Json = False,
 ) -> None:
     """Cut a proxy from a Mixture-of-Experts checkpoint."""
@@ -48,11 +54,14 @@ def build(
     from proxy.specs import BuildSpec
 
     terminal = terminal_for(json)
+    if mtp not in ("drop", "prune"):
+        raise DiagnoseError(f"--mtp takes drop or prune, not {mtp!r}")
     try:
-        weights = tuple(float(part) for part in alpha.split(","))
+        weights = tuple(float(part) for part in ("1,1,1" if alpha == "auto" else alpha).split(","))
         router, coactivation, context = (weight / sum(weights) for weight in weights)
     except (ValueError, ZeroDivisionError):
-        raise DiagnoseError(f"--alpha takes three numbers with commas between, not {alpha!r}") from None
+        message = f"--alpha takes three numbers with commas between, or auto, not {alpha!r}"
+        raise DiagnoseError(message) from None
     spec = BuildSpec(
         checkpoint,
         str(out),
@@ -63,6 +72,9 @@ def build(
         calibration,
         tokens,
         seed,
+        alpha == "auto",
+        mtp,
+        str(test_prompts or ""),
     )
     manifest = run_job("build", asdict(spec), terminal)["manifest"]
     if json:
@@ -88,13 +100,15 @@ def inspect(checkpoint: CheckpointArgument, experts: Experts = None, json: Json 
         share = plan["parameters_after"] / plan["parameters_before"]
         terminal.data(
             f"with {plan['kept']} experts: {plan['parameters_after']} parameters ({share:.0%}), "
-            f"{plan['bytes_after'] / 1e6:.1f} MB"
+            f"{plan['bytes_after'] / 1e6:.1f} of {plan['bytes_before'] / 1e6:.1f} MB"
         )
         for warning in plan["warnings"]:
             terminal.warn(warning)
     if made := data["manifest"]:
-        experts_word = f"{made['experts']['after']} of {made['experts']['before']} experts"
-        terminal.data(f"this is a proxy: {experts_word} by {made['spec']['strategy']}")
+        from diagnose.report.proxy import proxy_view
+
+        terminal.data("this is a proxy:")
+        terminal.show(proxy_view(made), plain_width=120)
 
 
 @proxy_app.command()

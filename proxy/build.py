@@ -5,39 +5,36 @@ Shape suffixes: E experts.
 
 from __future__ import annotations
 
-import shutil
+import json
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from proxy.calibration import calibration_rows, collect, cut_rows, uncalibrated
+from proxy.alpha import search_alpha
+from proxy.calibration import collect, uncalibrated, without_tokens
 from proxy.checkpoint import CONFIG, Checkpoint, open_checkpoint
+from proxy.doubts import of_calibration, of_overlap, of_routers
 from proxy.embedded import PREFIX, resolve
-from proxy.errors import BuildError
-from proxy.families import Layout, understand
+from proxy.families import Layout, get_key, understand
 from proxy.layer_stats import LayerStats
 from proxy.manifest import (
     MANIFEST,
+    RANKING,
     checkpoint_hash,
     file_hashes,
     half_split_jaccard,
     make_manifest,
+    ranking_lines,
     rows_hash,
 )
 from proxy.plan import plan_layout
+from proxy.rows import Rows, calibration_rows, cut_rows
 from proxy.selection import Selection
-from proxy.specs import BuildSpec
-from proxy.strategies import Request, Strategy, check_request, strategy
-from proxy.writer import (
-    Mixture,
-    check_free,
-    copy_side_files,
-    edited_config,
-    new_folder,
-    outputs,
-    write_json,
-    write_weights,
-)
+from proxy.specs import BuildSpec, content_key
+from proxy.strategies import Request, Strategy, by_router, check_request, strategy
+from proxy.work import check_free, check_space, work_folder
+from proxy.writer import Mixture, copy_side_files, edited_config, outputs, write_json, write_weights
 
 Progress = Callable[[str], None]
 
@@ -71,39 +68,71 @@ def build(
     check_free(spec.out)
     folder = resolve_folder(spec.checkpoint)
     checkpoint = open_checkpoint(folder)
-    layout = understand(checkpoint)
+    layout = understand(checkpoint, spec.mtp)
     plan = plan_layout(checkpoint, layout, spec.experts)
     chosen = strategy(spec.strategy)
     request = Request(spec.experts, layout.groups, spec.alpha, spec.normalisation, spec.seed)
     check_request(chosen, request)
-    _check_space(Path(spec.out), plan.bytes_after)
-    warnings = list(plan.warnings)
-
+    check_space(spec.out, plan.bytes_after, "the proxy's weights")
+    used: Rows | None = None
     calibration: dict[str, Any] = {"source": "none", "tokens": 0}
-    if stats is None and chosen.calibrated:
-        source = spec.calibration if rows is None else "rows"
+    if stats is not None:
+        calibration = {"source": "statistics handed over"}
+    elif chosen.calibrated:
         if rows is None:
             progress(f"reading calibration rows ({spec.calibration})")
-            rows = calibration_rows(spec.calibration, folder, spec.calibration_tokens, spec.seed)
+        source = spec.calibration if rows is None else "rows"
+        rows = rows or calibration_rows(spec.calibration, folder, spec.calibration_tokens, spec.seed)
         used = cut_rows(rows, spec.calibration_tokens, checkpoint.config)
-        stats = collect(folder, used, spec.calibration_tokens, progress)
         calibration = {"source": source, "rows": len(used), "sha256": rows_hash(used)}
-    elif stats is None:
-        stats = uncalibrated(checkpoint, layout)
-    else:
-        calibration = {"source": "statistics handed over"}
-    calibration["tokens"] = stats[0].tokens
+        check_space(spec.out, plan.bytes_after + room_for(checkpoint, used), "the proxy and its calibration")
 
-    selections, agreement = select_layers(chosen, request, stats)
-    warnings += _warn_of_calibration(stats, agreement, spec.experts)
-    for warning in warnings:
-        progress(warning)
-    progress(f"kept {spec.experts} of {layout.experts} experts in {len(layout.moe_layers)} layers")
-    manifest = make_manifest(
-        spec, layout, plan, stats, selections, agreement, calibration, file_hashes(folder), warnings
-    )
-    mixtures = _mixtures(stats, selections) if chosen.merges else None
-    return _write(spec, checkpoint, layout, selections, mixtures, manifest, progress)
+    key = content_key(asdict(spec), _identity(checkpoint), calibration.get("sha256", ""))
+    with work_folder(spec.out, key) as work:
+        if used is not None:
+            stats = collect(
+                folder, used, spec.calibration_tokens, progress, work / "calibration", chosen.outputs
+            )
+        elif stats is None:
+            stats = uncalibrated(checkpoint, layout)
+        calibration["tokens"] = stats[0].tokens
+        if spec.search_alpha:
+            request, calibration["alpha_search"] = search_alpha(
+                chosen, request, stats, checkpoint, layout, used
+            )
+            progress(f"alpha: {', '.join(f'{weight:.2f}' for weight in request.alpha)}")
+        selections, agreement = select_layers(chosen, request, stats)
+        warnings = [
+            *plan.warnings,
+            *of_calibration(stats, agreement, spec.experts, layout.top_k),
+            *of_routers(stats, selections),
+        ]
+        if spec.test_prompts and used is not None:
+            warnings += of_overlap(used, calibration_rows(spec.test_prompts, folder, 1 << 40))
+        for warning in warnings:
+            progress(warning)
+        progress(f"kept {spec.experts} of {layout.experts} experts in {len(layout.moe_layers)} layers")
+        hashes = file_hashes(folder)
+        manifest = make_manifest(
+            spec, layout, plan, stats, selections, agreement, calibration, hashes, warnings
+        )
+        mixtures = _mixtures(stats, selections) if chosen.merges else None
+        lines = ranking_lines(stats, selections, layout)
+        selections |= _behind_the_backbone(checkpoint, layout, request)
+        return _write(work / "proxy", checkpoint, layout, selections, mixtures, manifest, lines, progress)
+
+
+def _identity(checkpoint: Checkpoint) -> list[Any]:
+    """Return what tells a change of the checkpoint's files without reading them."""
+    stats = {name: (checkpoint.folder / name).stat() for name in (CONFIG, *checkpoint.metadata)}
+    return [str(checkpoint.folder.resolve()), *((n, s.st_size, s.st_mtime_ns) for n, s in stats.items())]
+
+
+def _behind_the_backbone(checkpoint: Checkpoint, layout: Layout, request: Request) -> dict[int, Selection]:
+    """Return the experts kept in multi-token-prediction layers, which calibration does not reach."""
+    return {
+        layer: by_router(without_tokens(checkpoint, layout, layer), request) for layer in layout.mtp_layers
+    }
 
 
 def resolve_folder(checkpoint: str) -> Path:
@@ -134,25 +163,6 @@ def select_layers(
     return selections, half_split_jaccard(halves)
 
 
-def _warn_of_calibration(
-    stats: Sequence[LayerStats], agreement: Sequence[float] | None, experts: int
-) -> list[str]:
-    """Return what calibration leaves in doubt."""
-    warnings = []
-    starved = [layer.layer for layer in stats if layer.tokens and (layer.counts_E > 0).sum() < experts]
-    if starved:
-        warnings.append(
-            f"fewer than {experts} experts were ever active in layers {starved}: "
-            "the rest was chosen by router distance alone"
-        )
-    if agreement and sum(agreement) / len(agreement) < 0.5:
-        warnings.append(
-            f"the two calibration halves agree on {sum(agreement) / len(agreement):.0%} of the kept experts "
-            "only: calibrate on more tokens"
-        )
-    return warnings
-
-
 def _mixtures(stats: Sequence[LayerStats], selections: dict[int, Selection]) -> dict[int, dict[int, Mixture]]:
     """Return what each kept expert is averaged from: its cluster, weighted by frequency.
 
@@ -173,28 +183,36 @@ def _mixtures(stats: Sequence[LayerStats], selections: dict[int, Selection]) -> 
     return mixtures
 
 
-def _check_space(out: Path, size: int) -> None:
-    """Refuse a build that the disk cannot hold."""
-    home = next(parent for parent in out.absolute().parents if parent.exists())
-    free = shutil.disk_usage(home).free
-    if free < size:
-        raise BuildError(f"the proxy needs {size / 1e9:.1f} GB, and {home} has {free / 1e9:.1f} GB left")
+def room_for(checkpoint: Checkpoint, rows: Rows) -> int:
+    """Return how many bytes of hidden states calibration keeps: those of a layer and of the next, and of experts."""
+    hidden = next(
+        (
+            int(size)
+            for root in ("", "text_config.")
+            for name in ("hidden_size", "d_model")
+            if isinstance(size := get_key(checkpoint.config, root + name), int)
+        ),
+        0,
+    )
+    return 5 * 4 * hidden * sum(map(len, rows))
 
 
 def _write(
-    spec: BuildSpec,
+    folder: Path,
     checkpoint: Checkpoint,
     layout: Layout,
     selections: dict[int, Selection],
     mixtures: dict[int, dict[int, Mixture]] | None,
     manifest: dict[str, Any],
+    ranking: list[dict[str, Any]],
     progress: Progress,
 ) -> dict[str, Any]:
     """Write the proxy folder and return the manifest with the proxy's own hash."""
-    with new_folder(spec.out) as folder:
-        copy_side_files(folder, checkpoint)
-        write_json(folder / CONFIG, edited_config(checkpoint.config, layout, spec.experts, selections))
-        write_weights(folder, checkpoint, outputs(checkpoint, layout, selections, mixtures), progress)
-        manifest["proxy_hash"] = checkpoint_hash(folder)
-        write_json(folder / MANIFEST, manifest)
+    copy_side_files(folder, checkpoint)
+    config = edited_config(checkpoint.config, layout, manifest["experts"]["after"], selections)
+    write_json(folder / CONFIG, config)
+    write_weights(folder, checkpoint, outputs(checkpoint, layout, selections, mixtures), progress)
+    (folder / RANKING).write_text("".join(json.dumps(line) + "\n" for line in ranking))
+    manifest["proxy_hash"] = checkpoint_hash(folder)
+    write_json(folder / MANIFEST, manifest)
     return manifest

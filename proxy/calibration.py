@@ -1,17 +1,22 @@
 """What the original does with its experts on calibration tokens: counts, pairs, routed context.
 
-One pre-hook on each ``experts`` submodule sees the router's input, the experts it chose and the weights
-the model applies, after selection bias and groups, so this is the model's true routing in every family.
-Rows of equal length are run together and nothing is padded. Sums are float64.
+The model is streamed (`proxy.stream`): layer by layer over all tokens, and inside a layer expert by expert in
+the order of the files, so that each tensor is read once and memory doesn't grow with the checkpoint. A layer
+runs twice over its batches: once up to its experts, where the router's input, the experts it chose and the
+weights the model applies are seen (after selection bias and groups, so this is the true routing in every
+family), and once more with the experts' results at hand. Only hidden states are kept in between. Models
+whose layers hand each other more than hidden states, or whose experts can't be called one at a time, go
+through the plain forward instead, batch by batch. Rows of equal length are run together and nothing is
+padded. Sums are float64.
 
 Shape suffixes: R rows of equal length, S tokens of a row, T tokens, E experts, H hidden size, K top-k.
 """
 
 from __future__ import annotations
 
-import json
-import re
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,18 +27,17 @@ from numpy.typing import NDArray
 from proxy.checkpoint import Checkpoint, open_checkpoint
 from proxy.errors import BuildError
 from proxy.families import Layout, understand
+from proxy.hidden import HiddenStates, Saved
 from proxy.layer_stats import LayerStats
+from proxy.rows import Rows, batches, cut_rows
+from proxy.selection import Selection
+from proxy.stream import LoadErrors, Streamed
 
 if TYPE_CHECKING:
     import torch
 
 Array = NDArray[np.float64]
-Rows = list[list[int]]
 Progress = Callable[[str], None]
-
-BATCH_TOKENS = 4096
-MAX_LINE_BYTES = 16 << 20
-_LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
 
 
 def uncalibrated(checkpoint: Checkpoint, layout: Layout) -> list[LayerStats]:
@@ -42,21 +46,21 @@ def uncalibrated(checkpoint: Checkpoint, layout: Layout) -> list[LayerStats]:
     Raises:
         CheckpointError: A router row holds NaN or infinity.
     """
-    stats = []
-    for layer in layout.moe_layers:
-        router_EH = checkpoint.array(layout.router(layer)).astype(np.float64)[: layout.experts]
-        experts, hidden = router_EH.shape
-        stats.append(
-            LayerStats(
-                layer=layer,
-                tokens=0,
-                counts_E=np.zeros(experts),
-                coactivation_EE=np.zeros((experts, experts)),
-                weighted_hidden_EH=np.zeros((experts, hidden)),
-                router_EH=router_EH,
-            )
-        )
-    return stats
+    return [without_tokens(checkpoint, layout, layer) for layer in layout.moe_layers]
+
+
+def without_tokens(checkpoint: Checkpoint, layout: Layout, layer: int) -> LayerStats:
+    """Return one layer's statistics without a token."""
+    router_EH = checkpoint.array(layout.router(layer)).astype(np.float64)[: layout.experts]
+    experts, hidden = router_EH.shape
+    return LayerStats(
+        layer=layer,
+        tokens=0,
+        counts_E=np.zeros(experts),
+        coactivation_EE=np.zeros((experts, experts)),
+        weighted_hidden_EH=np.zeros((experts, hidden)),
+        router_EH=router_EH,
+    )
 
 
 def collect(
@@ -64,201 +68,489 @@ def collect(
     token_rows: Sequence[Sequence[int]],
     max_tokens: int,
     progress: Progress | None = None,
+    state: Path | None = None,
+    outputs: bool = False,
 ) -> list[LayerStats]:
     """Run the checkpoint over calibration rows and return the statistics of each MoE layer, in layer order.
 
     Args:
-        model_folder: Checkpoint folder; it is loaded whole, in float32, on the CPU.
+        model_folder: Checkpoint folder; it is computed in float32, on the CPU, a layer at a time.
         token_rows: Token ids, one list a text.
         max_tokens: Tokens used at most; the last row is cut to fit.
         progress: Called with sentences for humans.
+        state: Folder in which every finished layer is saved, and from which an interrupted call goes on.
+        outputs: Compute the experts of the last layer too, so that every layer has a saliency.
 
     Raises:
-        CheckpointError: The checkpoint cannot be read or is not understood.
+        CheckpointError: The checkpoint cannot be read or is not understood, or holds NaN or infinity.
         BuildError: There are no tokens, or the model does not load, or computes NaN or infinity.
     """
     checkpoint = open_checkpoint(model_folder)
     layout = understand(checkpoint)
-    empty = uncalibrated(checkpoint, layout)
     rows = cut_rows(token_rows, max_tokens, checkpoint.config)
-    total = sum(map(len, rows))
-    model = _load(checkpoint.folder)
     if progress:
-        progress(f"calibrating on {total} tokens of {len(rows)} rows")
-    tallies = [_tally(model, layout, rows[half::2]) for half in (0, 1)]
+        progress(f"calibrating on {sum(map(len, rows))} tokens of {len(rows)} rows")
+    tallies = Pass(checkpoint, layout, rows, progress, state, outputs).run()
     stats = []
-    for base in empty:
-        halves = [_as_stats(base, tally[base.layer]) for tally in tallies]
+    for base in uncalibrated(checkpoint, layout):
+        halves = [_as_stats(base, tally, outputs) for tally in tallies[base.layer]]
         stats.append(_sum(halves[0], halves[1], with_halves=len(rows) > 1))
     return stats
 
 
-def calibration_rows(source: str, folder: str | Path, max_tokens: int, seed: int = 0) -> Rows:
-    """Return the token rows that a build spec names.
-
-    Args:
-        source: "embedded" (prompts and responses of the embedded task) or the path of a JSONL file whose
-            lines are ``{"input_ids": [...]}`` or ``{"text": "..."}``.
-        folder: Checkpoint folder, whose ``tokenizer.json`` turns texts into tokens.
-        max_tokens: Reading stops when there are as many.
-        seed: Seed of the embedded task's responses.
-
-    Raises:
-        BuildError: The file cannot be read, or a line is none of the two.
-    """
-    if source == "embedded":
-        from proxy.embedded.rollouts import calibration_rows as sampled
-
-        return sampled(Path(folder), max_tokens, seed)
-    path = Path(source).expanduser()
-    rows: Rows = []
-    tokens = 0
-    encode: Callable[[str], list[int]] | None = None
-    try:
-        with path.open("rb") as file:
-            for number, line in enumerate(iter(lambda: file.readline(MAX_LINE_BYTES), b""), start=1):
-                if tokens >= max_tokens:
-                    break
-                if not line.strip():
-                    continue
-                ids, text = _parse_line(line, f"{path}:{number}")
-                if text is not None:
-                    encode = encode or _tokenizer(Path(folder))
-                    ids = encode(text)
-                rows.append(ids)
-                tokens += len(ids)
-    except OSError as error:
-        raise BuildError(f"calibration file {path} cannot be read: {error.strerror}") from error
-    return rows
-
-
-def cut_rows(token_rows: Sequence[Sequence[int]], max_tokens: int, config: dict[str, Any]) -> Rows:
-    """Return the leading rows that fit the token budget, each cut to the context length, empty ones left out.
-
-    Raises:
-        BuildError: Nothing is left, or a token id is outside the vocabulary.
-    """
-    longest = config.get("max_position_embeddings") or max_tokens
-    vocabulary = config.get("vocab_size") or 0
-    rows: Rows = []
-    left = max_tokens
-    for row in token_rows:
-        if left <= 0:
-            break
-        ids = [int(token) for token in row[: min(longest, left)]]
-        if ids and (min(ids) < 0 or (vocabulary and max(ids) >= vocabulary)):
-            raise BuildError(
-                f"a calibration token id is {min(ids) if min(ids) < 0 else max(ids)}, "
-                f"outside the checkpoint's vocabulary of {vocabulary}",
-                "calibrate on texts tokenised for this checkpoint",
-            )
-        if ids:
-            rows.append(ids)
-            left -= len(ids)
-    if not rows:
-        raise BuildError("there are no calibration tokens", "name a calibration file with at least one text")
-    return rows
-
-
 @dataclass
-class _Tally:
-    """Running sums of one layer."""
+class Tally:
+    """Running sums of one layer over half of the rows."""
 
     tokens: int
     coactivation_EE: torch.Tensor
     weighted_hidden_EH: torch.Tensor
+    saliency_E: torch.Tensor
 
 
-def _tally(model: Any, layout: Layout, rows: Rows) -> dict[int, _Tally]:
-    """Run rows through the model; return the sums of each MoE layer (without a token for no rows)."""
-    import torch
+@dataclass
+class _Batch:
+    """Rows that run together.
 
-    tallies: dict[int, _Tally] = {}
+    Attributes:
+        half: Which half of the rows they belong to.
+        ids_RS: Their tokens.
+        first: Place of the first token among all.
+        calls: What each layer is called with beside hidden states.
+    """
 
-    def hook(layer: int) -> Callable[..., None]:
-        def before(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            names = ("hidden_states", "top_k_index", "top_k_weights")
-            given = dict(zip(names, args, strict=False)) | kwargs
-            hidden, index, weights = (given[name] for name in names)
-            hidden_TH = hidden.reshape(-1, hidden.shape[-1]).double()
-            index_TK = index.reshape(-1, index.shape[-1]).long()
-            weights_TK = weights.reshape(index_TK.shape).double()
-            zeros_TE = torch.zeros(len(index_TK), layout.experts, dtype=torch.float64)
-            chosen_TE = zeros_TE.scatter(1, index_TK, 1.0)
-            applied_TE = zeros_TE.scatter(1, index_TK, weights_TK)
-            tally = tallies.get(layer)
-            if tally is None:
-                shape = (layout.experts, hidden_TH.shape[1])
-                tally = _Tally(
-                    0,
-                    torch.zeros(layout.experts, layout.experts, dtype=torch.float64),
-                    torch.zeros(shape, dtype=torch.float64),
+    half: int
+    ids_RS: torch.Tensor
+    first: int
+    calls: list[tuple[tuple[Any, ...], dict[str, Any]]]
+
+    @property
+    def span(self) -> slice:
+        """Places of the batch's tokens."""
+        return slice(self.first, self.first + self.ids_RS.numel())
+
+
+class _Odd(Exception):
+    """The model's layers hand each other more than hidden states."""
+
+
+class _Enough(Exception):
+    """The forward has shown what was wanted of it."""
+
+
+class Pass:
+    """One pass of a streamed checkpoint over calibration rows.
+
+    Attributes:
+        pairs: Pairs of a token and an expert that were computed.
+        plain: Whether the plain forward had to be used.
+    """
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        layout: Layout,
+        rows: Rows,
+        progress: Progress | None = None,
+        state: Path | None = None,
+        outputs: bool = False,
+    ) -> None:
+        import torch
+
+        self.model = Streamed(checkpoint, layout)
+        self.layout = layout
+        self.progress = progress
+        self.saved = Saved(state) if state else None
+        self.outputs = outputs
+        self.pairs = 0
+        self.plain = False
+        self._last = max(layout.moe_layers)
+        self._as_tuple = False
+        self.batches: list[_Batch] = []
+        first = 0
+        for half in (0, 1):
+            for ids_RS in batches(rows[half::2]):
+                self.batches.append(_Batch(half, torch.tensor(ids_RS), first, []))
+                first += self.batches[-1].ids_RS.numel()
+            if half == 0:
+                self._middle = first
+        self.tokens = first
+        self.tallies: dict[int, list[Tally]] = {}
+        self._began = time.monotonic()
+        self._before = 0
+
+    def run(self) -> dict[int, list[Tally]]:
+        """Return the sums of both halves of the rows, by layer."""
+        import torch
+
+        used = {int(token) for batch in self.batches for token in batch.ids_RS.unique()}
+        with torch.inference_mode(), self.model.ends(used):
+            hidden = self._record() if self.model.single else None
+            if hidden is None:
+                self.plain = True
+                self._plainly()
+            else:
+                self._by_layer(hidden)
+        for layer in self.layout.moe_layers:
+            if layer not in self.tallies:
+                raise BuildError(
+                    f"layer {layer}: the experts were never called, so their routing cannot be seen"
                 )
-                tallies[layer] = tally
-            tally.tokens += len(index_TK)
-            tally.coactivation_EE += chosen_TE.T @ chosen_TE
-            tally.weighted_hidden_EH += applied_TE.T @ hidden_TH
+        return self.tallies
 
-        return before
+    def predict(self, picked: Mapping[int, Selection] | None) -> list[int]:
+        """Return the most likely next token after every token, of the model or of what a selection leaves of it.
 
-    handles = []
-    for name, module in model.named_modules():
-        found = _LAYER.search(name + ".")
-        if name.endswith(".experts") and found:
-            handles.append(module.register_forward_pre_hook(hook(int(found[1])), with_kwargs=True))
-    try:
-        with torch.inference_mode():
-            for batch_RS in _batches(rows):
-                model.base_model(input_ids=torch.tensor(batch_RS), use_cache=False)
-    finally:
-        for handle in handles:
+        Tokens are in the order of the pass: even rows, then odd ones, each by length.
+
+        Args:
+            picked: Experts that may be chosen, by layer; None for all.
+
+        Raises:
+            BuildError: The layers hand each other more than hidden states, or there is no plain head.
+        """
+        import torch
+
+        self.outputs, self._last = True, len(self.model.layers) - 1
+        used = {int(token) for batch in self.batches for token in batch.ids_RS.unique()}
+        mask = self.model.masked(picked) if picked is not None else nullcontext()
+        with torch.inference_mode(), self.model.ends(used), mask:
+            start = self._record()
+            if start is None:
+                raise BuildError(
+                    "this family's layers hand each other more than hidden states, so its predictions cannot be "
+                    "streamed",
+                    "give --alpha as numbers",
+                )
+            final = self._by_layer(start)
+            tokens: list[int] = []
+            for batch in self.batches:
+                states = final.values[batch.span].reshape(*batch.ids_RS.shape, *final.shape)
+
+                def handed(*_: Any, states: Any = states, **__: Any) -> Any:
+                    return (states,) if self._as_tuple else states
+
+                with _replaced([(module, handed) for module in self.model.layers]):
+                    result = self.model.text(input_ids=batch.ids_RS, use_cache=False).last_hidden_state
+                tokens += self.model.next_tokens(result.reshape(batch.ids_RS.numel(), -1))
+        return tokens
+
+    def _record(self) -> HiddenStates | None:
+        """Run the model without its layers; keep what each is called with, and return the first hidden states.
+
+        None where the layers hand each other more than hidden states.
+        """
+        for as_tuple in (False, True):
+            try:
+                self._as_tuple = as_tuple
+                return self._record_as(as_tuple)
+            except (_Odd, *LoadErrors):
+                continue
+        return None
+
+    def _record_as(self, as_tuple: bool) -> HiddenStates:
+        """Do so for models whose layers return a tensor, or a tuple that begins with it."""
+        hidden: HiddenStates | None = None
+        last = self._last
+        for batch in self.batches:
+            batch.calls.clear()
+            handed: list[Any] = []
+
+            def layer(
+                number: int, args: tuple[Any, ...], kwargs: dict[str, Any], batch: _Batch, handed: Any
+            ) -> Any:
+                nonlocal hidden
+                states, rest = (args[0], args[1:]) if args else (kwargs["hidden_states"], ())
+                if handed and (states is not handed[-1] or number != len(batch.calls)):
+                    raise _Odd
+                if not handed:
+                    states_T = states.reshape(batch.ids_RS.numel(), *states.shape[2:])
+                    hidden = hidden or HiddenStates(self.tokens, states_T.shape[1:], self._file("start"))
+                    hidden.values[batch.span] = states_T
+                batch.calls.append((rest, {k: v for k, v in kwargs.items() if k != "hidden_states"}))
+                if number == last:
+                    raise _Enough
+                handed.append(states.view_as(states))
+                return (handed[-1],) if as_tuple else handed[-1]
+
+            def stub(number: int, batch: _Batch = batch, handed: Any = handed) -> Callable[..., Any]:
+                return lambda *args, **kwargs: layer(number, args, kwargs, batch, handed)
+
+            with _replaced([(module, stub(i)) for i, module in enumerate(self.model.layers)]):
+                try:
+                    self.model.text(input_ids=batch.ids_RS, use_cache=False)
+                except _Enough:
+                    continue
+                raise _Odd
+        assert hidden is not None
+        return hidden
+
+    def _file(self, name: str) -> Path | None:
+        """Return the place of hidden states that are kept on disk."""
+        return self.saved.folder / f"{name}.bin" if self.saved else None
+
+    def _by_layer(self, hidden: HiddenStates) -> HiddenStates:
+        """Go through the layers once, each over all tokens; return what the last one hands on."""
+        last = self._last
+        start = 0
+        if self.saved:
+            start, self.tallies, states = self.saved.load(self.tokens, hidden.shape)
+            hidden = states or hidden
+        for number in range(start, last + 1):
+            after = hidden.like(self._file(f"hidden-{number % 2}"))
+            with self.model.layer(number) as module:
+                if number not in self.layout.moe_layers:
+                    for batch in self.batches:
+                        after.values[batch.span] = self._forward(module, number, batch, hidden)
+                else:
+                    self._moe_layer(module, number, hidden, after, finish=number < last or self.outputs)
+            hidden.close()
+            hidden = after
+            if self.saved:
+                self.saved.save(number, self.tallies.get(number), hidden)
+            self._tell(number, last)
+        return hidden
+
+    def _moe_layer(
+        self, module: Any, number: int, hidden: HiddenStates, after: HiddenStates, finish: bool
+    ) -> None:
+        """Route all tokens, compute the chosen experts, and run the layer with their results."""
+        import torch
+
+        given: HiddenStates | None = None
+        routes: list[tuple[Any, Any]] = []
+
+        def seen(batch: _Batch, hidden_TH: Any, index_TK: Any, weights_TK: Any) -> None:
+            nonlocal given
+            self._count(number, batch.half, hidden_TH, index_TK, weights_TK)
+            if finish:
+                given = given or HiddenStates(self.tokens, hidden_TH.shape[1:], self._file("routed"))
+                given.values[batch.span] = hidden_TH
+                routes.append((index_TK.to(torch.int32), weights_TK.float()))
+            raise _Enough
+
+        experts = self.model.experts(number)
+        for batch in self.batches:
+            with _replaced([(experts, _Seen(seen, batch))]):
+                try:
+                    self._forward(module, number, batch, hidden)
+                except _Enough:
+                    continue
+                raise BuildError(f"layer {number}: the experts were never called")
+        if not finish or given is None:
+            return
+        result = given.like(self._file("result"))
+        self._compute(number, given, routes, result)
+        for batch in self.batches:
+            part = result.values[batch.span]
+            with _replaced([(experts, lambda *args, part=part, **kw: part.reshape(_first(args, kw).shape))]):
+                after.values[batch.span] = self._forward(module, number, batch, hidden)
+        given.close()
+        result.close()
+
+    def _compute(
+        self,
+        number: int,
+        given: HiddenStates,
+        routes: list[tuple[Any, Any]],
+        result: HiddenStates,
+        first: int = 0,
+    ) -> None:
+        """Visit the experts in the order of their bytes, each with the tokens that chose it."""
+        import torch
+
+        index_TK = torch.cat([index for index, _ in routes])
+        weights_TK = torch.cat([weights for _, weights in routes])
+        result.values.zero_()
+        for expert in self.model.expert_order(number):
+            rows, slots = torch.where(index_TK == expert)
+            if not len(rows):
+                continue
+            self.model.load_expert(number, expert)
+            out = self.model.compute(number, given.values[rows], weights_TK[rows, slots])
+            result.values.index_add_(0, rows, out)
+            self._weigh(number, expert, first + rows, out)
+            self.pairs += len(rows)
+        self.model.drop_expert(number)
+        idle, slots = torch.where(
+            index_TK >= self.layout.experts
+        )  # experts that hand their token on as it is
+        if len(idle):
+            result.values.index_add_(0, idle, given.values[idle] * weights_TK[idle, slots][:, None])
+
+    def _weigh(self, layer: int, expert: int, places: Any, out_TH: Any) -> None:
+        """Add the sizes of an expert's weighted outputs to the halves that its tokens belong to."""
+        size_T = out_TH.double().norm(dim=1)
+        late_T = places >= self._middle
+        for half, chosen_T in enumerate((~late_T, late_T)):
+            self.tallies[layer][half].saliency_E[expert] += size_T[chosen_T].sum()
+
+    def _plainly(self) -> None:
+        """Run the plain forward batch by batch, giving each layer its weights while it runs."""
+        last = max(self.layout.moe_layers)
+        for number, batch in enumerate(self.batches):
+
+            def around(layer: int, module: Any, batch: _Batch = batch) -> Callable[..., Any]:
+                def forward(*args: Any, **kwargs: Any) -> Any:
+                    with self.model.layer(layer, whole=not self.model.single):
+                        if layer not in self.layout.moe_layers:
+                            return type(module).forward(module, *args, **kwargs)
+                        with self._watched(layer, batch):
+                            result = type(module).forward(module, *args, **kwargs)
+                        if layer == last:
+                            raise _Enough
+                        return result
+
+                return forward
+
+            with _replaced([(module, around(i, module)) for i, module in enumerate(self.model.layers)]):
+                try:
+                    self.model.text(input_ids=batch.ids_RS, use_cache=False)
+                except _Enough:
+                    pass
+                except LoadErrors as error:
+                    if isinstance(error, BuildError):
+                        raise
+                    raise BuildError(
+                        f"transformers' forward fails: {' '.join(str(error).split())[:200]}"
+                    ) from error
+            self._tell(number, len(self.batches) - 1, "batch")
+
+    @contextmanager
+    def _watched(self, layer: int, batch: _Batch) -> Iterator[None]:
+        """Count the routing of one layer while it runs, and compute its experts one by one."""
+        import torch
+
+        if self.model.single:
+
+            def experts(*args: Any, **kwargs: Any) -> Any:
+                hidden_TH, index_TK, weights_TK = _arguments(args, kwargs)
+                self._count(layer, batch.half, hidden_TH, index_TK, weights_TK)
+                given = HiddenStates.of(hidden_TH.float())
+                result = given.like(None)
+                self._compute(layer, given, [(index_TK, weights_TK.float())], result, batch.first)
+                return result.values.reshape(_first(args, kwargs).shape)
+
+            with _replaced([(self.model.experts(layer), experts)]):
+                yield
+            return
+
+        def routed(_: Any, args: tuple[Any, ...], output: Any) -> None:
+            scores_TE = output[0].reshape(-1, self.layout.experts).float()
+            weights_TK, index_TK = scores_TE.topk(self.layout.top_k)
+            self._count(layer, batch.half, args[0].reshape(len(scores_TE), -1), index_TK, weights_TK)
+            self.pairs += torch.numel(index_TK)
+
+        handle = self.model.router(layer).register_forward_hook(routed)
+        try:
+            yield
+        finally:
             handle.remove()
-    for layer in layout.moe_layers:
-        if rows and layer not in tallies:
-            raise BuildError(f"layer {layer}: the experts were never called, so their routing cannot be seen")
-        if rows and not bool(tallies[layer].weighted_hidden_EH.isfinite().all()):
+
+    def _forward(self, module: Any, number: int, batch: _Batch, hidden: HiddenStates) -> Any:
+        """Run one layer over a batch; return its hidden states, one row a token."""
+        args, kwargs = batch.calls[number]
+        states = hidden.values[batch.span].reshape(*batch.ids_RS.shape, *hidden.shape)
+        try:
+            result = type(module).forward(module, states, *args, **kwargs)
+        except LoadErrors as error:
+            if isinstance(error, BuildError):
+                raise
+            raise BuildError(
+                f"layer {number}: transformers' forward fails: {' '.join(str(error).split())[:200]}"
+            ) from error
+        result = result[0] if isinstance(result, tuple) else result
+        return result.reshape(batch.ids_RS.numel(), *hidden.shape)
+
+    def _count(self, layer: int, half: int, hidden_TH: Any, index_TK: Any, weights_TK: Any) -> None:
+        """Add a batch's routing to the sums; a weight of exactly 0 is no choice, and neither is an idle expert."""
+        import torch
+
+        experts = self.layout.experts
+        chosen_TK = (weights_TK != 0) & (index_TK < experts)
+        index_TK = torch.where(chosen_TK, index_TK, 0).long()
+        zeros_TE = torch.zeros(len(index_TK), experts, dtype=torch.float64)
+        chosen_TE = zeros_TE.scatter_add(1, index_TK, chosen_TK.double()).clamp(max=1)
+        applied_TE = zeros_TE.scatter_add(1, index_TK, torch.where(chosen_TK, weights_TK, 0.0).double())
+        halves = self.tallies.get(layer)
+        if halves is None:
+            halves = [
+                Tally(
+                    0,
+                    torch.zeros(experts, experts, dtype=torch.float64),
+                    torch.zeros(experts, hidden_TH.shape[1], dtype=torch.float64),
+                    torch.zeros(experts, dtype=torch.float64),
+                )
+                for _ in (0, 1)
+            ]
+            self.tallies[layer] = halves
+        tally = halves[half]
+        tally.tokens += len(index_TK)
+        tally.coactivation_EE += chosen_TE.T @ chosen_TE
+        tally.weighted_hidden_EH += applied_TE.T @ hidden_TH.double()
+        if not bool(tally.weighted_hidden_EH.isfinite().all()):
             raise BuildError(
                 f"layer {layer}: the router's input holds NaN or infinity on calibration tokens",
                 "use a checkpoint from before the divergence",
             )
-    return tallies if rows else dict.fromkeys(layout.moe_layers, _Tally(0, torch.empty(0), torch.empty(0)))
 
-
-def _batches(rows: Rows) -> Iterator[Rows]:
-    """Yield batches of rows of equal length, up to `BATCH_TOKENS` tokens each, so that nothing is padded."""
-    by_length: dict[int, Rows] = {}
-    for row in rows:
-        by_length.setdefault(len(row), []).append(row)
-    for length, alike in sorted(by_length.items()):
-        size = max(1, BATCH_TOKENS // length)
-        for first in range(0, len(alike), size):
-            yield alike[first : first + size]
-
-
-def _load(folder: Path) -> Any:
-    """Load a checkpoint with plain transformers, refusing weights that would be made up."""
-    import torch
-    from transformers import AutoModelForCausalLM
-
-    try:
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
-            folder,
-            dtype=torch.float32,
-            local_files_only=True,
-            trust_remote_code=False,
-            output_loading_info=True,
+    def _tell(self, number: int, last: int, what: str = "layer") -> None:
+        """Say how far the pass is, how long it will take and what memory it took at most."""
+        if not self.progress or last == 0:
+            return
+        seconds = (time.monotonic() - self._began) / (number + 1 - self._before) * (last - number)
+        self.progress(
+            f"calibration: {what} {number + 1} of {last + 1}, {self.model.read_bytes / 1e9:.2f} GB read, "
+            f"about {seconds:.0f} s left, peak memory {peak_memory() / 1e9:.2f} GB"
         )
-    except (OSError, ValueError, RuntimeError, KeyError, ImportError, AttributeError, TypeError) as error:
-        lines = str(error).strip().splitlines() or [type(error).__name__]
-        raise BuildError(f"transformers cannot load {folder}: {lines[0]}") from error
-    model, info = loaded
-    odd = [str(name) for kind in ("missing_keys", "mismatched_keys") for name in sorted(map(str, info[kind]))]
-    if odd:
-        raise BuildError(f"transformers finds no weights for {len(odd)} tensors, the first being {odd[0]!r}")
-    return model.eval()
 
 
-def _as_stats(base: LayerStats, tally: _Tally) -> LayerStats:
+class _Seen:
+    """An experts' forward that hands its arguments on."""
+
+    def __init__(self, seen: Callable[..., None], batch: _Batch) -> None:
+        self.seen, self.batch = seen, batch
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.seen(self.batch, *_arguments(args, kwargs))
+
+
+def peak_memory() -> int:
+    """Return the most memory that this process ever held, in bytes; 0 where the system does not say."""
+    try:
+        import resource
+        import sys
+    except ImportError:
+        return 0
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+def _first(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Return the hidden states among an experts module's arguments."""
+    return args[0] if args else kwargs["hidden_states"]
+
+
+def _arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any, Any]:
+    """Return an experts module's arguments, one row a token."""
+    given = dict(zip(("hidden_states", "top_k_index", "top_k_weights"), args, strict=False)) | kwargs
+    hidden, index, weights = (given[name] for name in ("hidden_states", "top_k_index", "top_k_weights"))
+    index_TK = index.reshape(-1, index.shape[-1])
+    return hidden.reshape(-1, hidden.shape[-1]), index_TK, weights.reshape(index_TK.shape)
+
+
+@contextmanager
+def _replaced(forwards: list[tuple[Any, Callable[..., Any]]]) -> Iterator[None]:
+    """Give modules another forward for a while."""
+    for module, forward in forwards:
+        module.forward = forward
+    try:
+        yield
+    finally:
+        for module, _ in forwards:
+            del module.forward
+
+
+def _as_stats(base: LayerStats, tally: Tally, outputs: bool) -> LayerStats:
     """Return one half's sums as statistics."""
     if not tally.tokens:
         return base
@@ -270,47 +562,25 @@ def _as_stats(base: LayerStats, tally: _Tally) -> LayerStats:
         coactivation_EE=coactivation_EE,
         weighted_hidden_EH=tally.weighted_hidden_EH.numpy(),
         router_EH=base.router_EH,
+        saliency_E=tally.saliency_E.numpy() if outputs and tally.saliency_E.any() else None,
     )
 
 
 def _sum(first: LayerStats, second: LayerStats, with_halves: bool) -> LayerStats:
     """Return the statistics over both halves."""
+    weighted_EH = first.weighted_hidden_EH
+    if second.tokens:
+        weighted_EH = weighted_EH + second.weighted_hidden_EH
+    saliency_E = first.saliency_E
+    if saliency_E is not None and second.saliency_E is not None:
+        saliency_E = saliency_E + second.saliency_E
     return LayerStats(
         layer=first.layer,
         tokens=first.tokens + second.tokens,
         counts_E=first.counts_E + second.counts_E,
         coactivation_EE=first.coactivation_EE + second.coactivation_EE,
-        weighted_hidden_EH=first.weighted_hidden_EH + second.weighted_hidden_EH,
+        weighted_hidden_EH=weighted_EH,
         router_EH=first.router_EH,
+        saliency_E=saliency_E,
         halves=(first, second) if with_halves else None,
     )
-
-
-def _parse_line(line: bytes, where: str) -> tuple[list[int], str | None]:
-    """Return token ids or a text of one calibration line."""
-    try:
-        raw = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise BuildError(f"{where}: not JSON: {error}") from error
-    ids, text = (raw.get("input_ids"), raw.get("text")) if isinstance(raw, dict) else (None, None)
-    if isinstance(text, str):
-        return [], text
-    if isinstance(ids, list) and all(isinstance(token, int) and not isinstance(token, bool) for token in ids):
-        return ids, None
-    raise BuildError(f'{where}: expected {{"input_ids": [...]}} or {{"text": "..."}}')
-
-
-def _tokenizer(folder: Path) -> Callable[[str], list[int]]:
-    """Return the encoder of the checkpoint's tokenizer."""
-    from tokenizers import Tokenizer
-
-    path = folder / "tokenizer.json"
-    if not path.is_file():
-        raise BuildError(
-            f"{folder} has no tokenizer.json to read texts with", 'give {"input_ids": [...]} lines'
-        )
-    try:
-        tokenizer = Tokenizer.from_file(str(path))
-    except Exception as error:  # the library raises bare Exception
-        raise BuildError(f"{path} is not a tokenizer: {error}") from error
-    return lambda text: list(tokenizer.encode(text).ids)

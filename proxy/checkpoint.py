@@ -25,7 +25,8 @@ SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 MAX_CONFIG_BYTES = 16 << 20
 MAX_INDEX_BYTES = 256 << 20
-CHUNK_BYTES = 16 << 20
+CHUNK_BYTES = 1 << 20
+CHECK_BYTES = 1 << 17
 
 # Unsigned type of the same width, and the bits that are all set in non-finite values only (NaN in F8_E4M3).
 _NONFINITE_BITS: dict[str, tuple[type[np.unsignedinteger[Any]], int]] = {
@@ -104,7 +105,8 @@ class Checkpoint:
         """Return a tensor's bytes, or those of one of the equal leading records it consists of."""
         info = self.tensors[name]
         with self.open(info.file) as file:
-            return b"".join(read_chunks(file, info, None if record is None else (record,), of))
+            chunks = read_chunks(file, info, None if record is None else (record,), of)
+            return b"".join(map(bytes, chunks))
 
 
 def open_checkpoint(folder: str | Path) -> Checkpoint:
@@ -167,8 +169,10 @@ def inside(folder: Path, name: str) -> Path:
 
 def read_chunks(
     file: BinaryIO, info: TensorInfo, records: tuple[int, ...] | None, of: int = 1
-) -> Iterator[bytes]:
+) -> Iterator[memoryview]:
     """Yield a tensor's bytes in chunks, or those of some of its equal leading records.
+
+    A chunk is good until the next one is asked for: they share a buffer that fits the processor's cache.
 
     Args:
         file: The tensor's file, open for reading.
@@ -178,19 +182,20 @@ def read_chunks(
     """
     size = info.nbytes // of
     spans = [(0, info.nbytes)] if records is None else [(record * size, size) for record in records]
+    buffer = memoryview(bytearray(min(size or 1, CHUNK_BYTES)))
     for offset, length in spans:
         file.seek(info.start + offset)
         while length:
-            chunk = file.read(min(length, CHUNK_BYTES))
-            if not chunk:
+            count = file.readinto(buffer[: min(length, CHUNK_BYTES)])  # type: ignore[attr-defined]
+            if not count:
                 raise CheckpointError(
                     f"{info.file} ends inside tensor {info.name!r}", "complete the download"
                 )
-            length -= len(chunk)
-            yield chunk
+            length -= count
+            yield buffer[:count]
 
 
-def check_finite(chunk: bytes, info: TensorInfo) -> None:
+def check_finite(chunk: bytes | memoryview, info: TensorInfo) -> None:
     """Refuse NaN and infinity in a chunk of a float tensor (other dtypes pass).
 
     Raises:
@@ -200,11 +205,15 @@ def check_finite(chunk: bytes, info: TensorInfo) -> None:
         return
     kind, bits = _NONFINITE_BITS[info.dtype]
     values = np.frombuffer(chunk, kind)
-    if bool(((values & kind(bits)) == kind(bits)).any()):
-        raise CheckpointError(
-            f"tensor {info.name!r} in {info.file} holds NaN or infinity",
-            "use a checkpoint from before the divergence",
-        )
+    step = CHECK_BYTES // values.itemsize
+    masked = np.empty(min(step, len(values)), kind)
+    for start in range(0, len(values), step):
+        part = values[start : start + step]
+        if np.bitwise_and(part, kind(bits), out=masked[: len(part)]).max() == bits:
+            raise CheckpointError(
+                f"tensor {info.name!r} in {info.file} holds NaN or infinity",
+                "use a checkpoint from before the divergence",
+            )
 
 
 def to_float32(raw: bytes, info: TensorInfo) -> NDArray[np.float32]:

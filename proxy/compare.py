@@ -17,12 +17,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from proxy.build import build, resolve_folder
-from proxy.calibration import calibration_rows, collect, uncalibrated
+from proxy.calibration import collect, uncalibrated
 from proxy.checkpoint import open_checkpoint
 from proxy.errors import BuildError
 from proxy.families import understand
 from proxy.layer_stats import LayerStats
 from proxy.plan import check_budget
+from proxy.rows import calibration_rows
 from proxy.specs import BuildSpec
 from proxy.strategies import Request, check_request, strategy
 

@@ -18,6 +18,7 @@ from proxy.similarity import EPSILON
 from proxy.specs import BuildSpec
 
 MANIFEST = "proxy_manifest.json"
+RANKING = "expert_ranking.jsonl"
 SCHEMA = 1
 
 
@@ -93,6 +94,9 @@ def make_manifest(
         chosen, counts_E = selections[layer], stats[position].counts_E
         routed = float(counts_E.sum())
         layers[str(layer)] = {
+            "clusters": len(chosen.kept),
+            "largest_cluster": max(chosen.owner.count(head) for head in chosen.kept),
+            "loss_an_expert": chosen.loss / len(chosen.owner),
             "kept": list(chosen.kept),
             "owner": list(chosen.owner),
             "never_active": int((counts_E == 0).sum()) if stats[position].tokens else None,
@@ -110,6 +114,7 @@ def make_manifest(
         "experts": {"before": plan.experts, "after": plan.kept, "top_k": plan.top_k},
         "groups": {"count": plan.groups, "quota": plan.quota},
         "parameters": {"before": plan.parameters_before, "after": plan.parameters_after},
+        "bytes": {"before": plan.bytes_before, "after": plan.bytes_after},
         "mtp_tensors_dropped": plan.mtp_tensors,
         "calibration": calibration,
         "epsilon": EPSILON,
@@ -117,3 +122,29 @@ def make_manifest(
         "layers": layers,
         "warnings": list(warnings),
     }
+
+
+def ranking_lines(
+    stats: Sequence[LayerStats], selections: dict[int, Selection], layout: Layout
+) -> list[dict[str, Any]]:
+    """Return one JSON object a layer for serving stacks that take experts out while they load.
+
+    ``keep`` are the kept experts under their old numbers, ``rank`` all experts, the kept ones first and each part
+    by falling frequency.
+    """
+    lines = []
+    for layer in stats:
+        kept = set(selections[layer.layer].kept)
+        order = sorted(range(layout.experts), key=lambda e: (e not in kept, -layer.counts_E[e], e))
+        lines.append(
+            {
+                "layer": layer.layer,
+                "module": layout.block(layer.layer).removesuffix("."),
+                "experts": layout.experts,
+                "groups": layout.groups,
+                "keep": sorted(kept),
+                "rank": order,
+                "counts": [int(count) for count in layer.counts_E],
+            }
+        )
+    return lines

@@ -28,6 +28,7 @@ class Plan:
         moe_layers: Indices of the MoE layers.
         parameters_before: Elements of all tensors.
         parameters_after: The same for the proxy.
+        bytes_before: Size of all tensors.
         bytes_after: Size of the proxy's tensors.
         mtp_tensors: Tensors of multi-token-prediction layers, which are dropped.
         warnings: Plain sentences.
@@ -42,6 +43,7 @@ class Plan:
     moe_layers: tuple[int, ...]
     parameters_before: int
     parameters_after: int
+    bytes_before: int
     bytes_after: int
     mtp_tensors: int
     warnings: tuple[str, ...]
@@ -87,6 +89,7 @@ def plan_layout(checkpoint: Checkpoint, layout: Layout, experts: int) -> Plan:
         moe_layers=layout.moe_layers,
         parameters_before=checkpoint.parameters,
         parameters_after=parameters,
+        bytes_before=sum(info.nbytes for info in checkpoint.tensors.values()),
         bytes_after=size,
         mtp_tensors=mtp,
         warnings=warnings,

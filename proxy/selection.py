@@ -130,7 +130,7 @@ def select_clustered(
     """
     live = np.flatnonzero(counts_E > 0)
     if len(live) <= keep:
-        return attach(_fill(live, router_EE, keep), router_EE)
+        return attach(fill(live, router_EE, keep), router_EE)
     distance_EE = joint_of(live)
     counts_live = counts_E[live]
     order = by_frequency(counts_live, distance_EE)
@@ -154,7 +154,7 @@ def attach(kept: Sequence[int], router_EE: Array) -> Selection:
     return Selection(tuple(int(k) for k in kept_K), tuple(int(o) for o in owner_E))
 
 
-def _fill(live: Indices, router_EE: Array, keep: int) -> list[int]:
+def fill(live: Indices, router_EE: Array, keep: int) -> list[int]:
     """Return the active experts and as many others as needed, each time the one that lowers Σ d most."""
     kept = [int(expert) for expert in live]
     near_E = router_EE[:, kept].min(axis=1) if kept else np.full(len(router_EE), np.inf)

@@ -184,13 +184,16 @@ class BuildSpec:
         checkpoint: Folder in Hugging Face layout.
         out: Folder to write.
         experts: Experts kept a layer (K).
-        strategy: multi_view, a "+"-joined subset of router, coactivation, context, or frequency, random, first_k,
-            merge.
+        strategy: multi_view, a "+"-joined subset of router, coactivation, context, or frequency, reap, random,
+            first_k, merge.
         alpha: Weights of the three views (router, co-activation, context).
         normalisation: The tilde of the joint distance: min_max, max or rank.
         calibration: "embedded" or a JSONL file of token-id lists or texts.
         calibration_tokens: Tokens used at most.
         seed: Seed of the `random` strategy and of calibration rollouts.
+        search_alpha: Look for the weights that do best on held-out calibration rows, instead of `alpha`.
+        mtp: "drop" multi-token-prediction layers, or "prune" their experts too.
+        test_prompts: JSONL file of prompts that calibration may not contain, "" for none.
     """
 
     checkpoint: str
@@ -202,6 +205,9 @@ class BuildSpec:
     calibration: str = "embedded"
     calibration_tokens: int = 65536
     seed: int = 0
+    search_alpha: bool = False
+    mtp: str = "drop"
+    test_prompts: str = ""
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import numpy as np
 
 from proxy.errors import BuildError
 from proxy.layer_stats import LayerStats
-from proxy.selection import Indices, Selection, attach, by_frequency, select_clustered
+from proxy.selection import Indices, Selection, attach, by_frequency, fill, select_clustered
 from proxy.similarity import NORMALISATIONS, VIEWS, check_alpha, joint_distance, router_distance
 
 Alpha = tuple[float, float, float]
@@ -47,6 +47,7 @@ class Strategy:
         merges: Whether the experts of a cluster are averaged instead of represented.
         select: Chooses the experts of one layer.
         views: Views of the joint distance that it uses.
+        outputs: Whether it needs the experts' outputs (`LayerStats.saliency_E`).
     """
 
     name: str
@@ -54,13 +55,14 @@ class Strategy:
     merges: bool
     select: Callable[[LayerStats, Request], Selection]
     views: tuple[str, ...] = ()
+    outputs: bool = False
 
 
 def strategy(name: str) -> Strategy:
     """Return the strategy of that name.
 
     Args:
-        name: multi_view, any "+"-joined subset of router, coactivation and context, frequency, random,
+        name: multi_view, any "+"-joined subset of router, coactivation and context, frequency, reap, random,
             first_k or merge (clusters as multi_view does, then averages).
 
     Raises:
@@ -130,6 +132,33 @@ def _frequency(stats: LayerStats, request: Request) -> Selection:
     return _ordered(stats, request, lambda members: by_frequency(stats.counts_E[members]))
 
 
+def _reap(stats: LayerStats, request: Request) -> Selection:
+    """Keep the experts of each group with the largest p·‖f(h)‖ on average over the tokens that chose them.
+
+    Source: Lasby et al., "REAP the Experts" (2025), router-weighted expert activation pruning.
+    """
+    if stats.saliency_E is None:
+        raise BuildError(
+            "reap weighs experts by the size of their outputs, which were not computed",
+            "calibrate for it: leave the statistics to the build; it does not work for a family whose experts "
+            "can only run all together",
+        )
+    mean_E = stats.saliency_E / np.maximum(stats.counts_E, 1)
+    return _ordered(stats, request, lambda members: by_frequency(mean_E[members]))
+
+
+def by_router(stats: LayerStats, request: Request) -> Selection:
+    """Keep experts of each group so that all are near a kept one by their router rows, without calibration."""
+    router_EE = router_distance(stats.router_EH)
+    nobody = np.array([], np.intp)
+
+    def in_group(members: Indices, keep: int) -> Selection:
+        distance_EE = router_EE[np.ix_(members, members)]
+        return attach(fill(nobody, distance_EE, keep), distance_EE)
+
+    return _by_group(stats, request, in_group)
+
+
 def _first_k(stats: LayerStats, request: Request) -> Selection:
     """Keep the first experts of each group."""
     return _ordered(stats, request, lambda members: list(range(len(members))))
@@ -174,6 +203,7 @@ def _by_group(
 
 _PLAIN = {
     "frequency": Strategy("frequency", True, False, _frequency),
+    "reap": Strategy("reap", True, False, _reap, outputs=True),
     "random": Strategy("random", False, False, _random),
     "first_k": Strategy("first_k", False, False, _first_k),
 }

@@ -12,12 +12,11 @@ import json
 import re
 import shutil
 import struct
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
-from uuid import uuid4
 
 import numpy as np
 
@@ -32,9 +31,9 @@ from proxy.checkpoint import (
     read_chunks,
     to_float32,
 )
-from proxy.errors import BuildError, CheckpointError
+from proxy.errors import CheckpointError
 from proxy.families import Layout, Part, Role, get_key, set_key
-from proxy.manifest import MANIFEST
+from proxy.manifest import MANIFEST, RANKING
 from proxy.selection import Selection
 
 MAX_SIDE_FILE_BYTES = 256 << 20
@@ -214,43 +213,6 @@ def _renumbered_name(name: str, layout: Layout, selections: Mapping[int, Selecti
     return name[: found.start(2)] + str(kept.index(int(found[2]))) + name[found.end(2) :]
 
 
-@contextmanager
-def new_folder(out: str | Path) -> Iterator[Path]:
-    """Give a folder to write to, which becomes `out` at the end; on any error nothing is left behind.
-
-    Raises:
-        BuildError: `out` exists and is not an empty folder, or cannot be made.
-    """
-    out = Path(out)
-    check_free(out)
-    out = out.absolute()
-    partial = out.parent / f".{out.name}.{uuid4().hex[:8]}.partial"
-    try:
-        partial.mkdir(parents=True)
-    except OSError as error:
-        raise BuildError(f"cannot write to {out.parent}: {error.strerror}") from error
-    try:
-        yield partial
-        if out.exists():
-            out.rmdir()  # still empty, or this fails
-        partial.rename(out)
-    except OSError as error:
-        raise BuildError(f"cannot write {out}: {error.strerror or error}") from error
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
-
-
-def check_free(out: str | Path) -> None:
-    """Refuse an output folder that holds something.
-
-    Raises:
-        BuildError: `out` exists and is not an empty folder.
-    """
-    out = Path(out)
-    if out.is_symlink() or (out.exists() and (not out.is_dir() or any(out.iterdir()))):
-        raise BuildError(f"output folder {out} is not empty", "choose another --out, or remove it")
-
-
 def write_weights(
     folder: Path,
     checkpoint: Checkpoint,
@@ -258,6 +220,8 @@ def write_weights(
     progress: Callable[[str], None] | None = None,
 ) -> None:
     """Write the proxy's safetensors files, named as the checkpoint's, and their index where it has one.
+
+    A file appears under its name when it is whole; one that is there already, of the right size, is kept.
 
     Args:
         folder: Where to write.
@@ -269,15 +233,19 @@ def write_weights(
         CheckpointError: A tensor that is copied holds NaN or infinity, or is cut short.
     """
     weight_map: dict[str, str] = {}
-    size = 0
+    total = sum(tensor.nbytes for tensors in files.values() for tensor in tensors)
+    done, began = 0, time.monotonic()
     for number, (file, tensors) in enumerate(files.items(), start=1):
         if progress:
-            progress(f"writing {file} ({number} of {len(files)})")
+            rate = done / max(time.monotonic() - began, 1e-9)
+            left = f", about {(total - done) / rate:.0f} s left" if done else ""
+            more = f", {done / 1e9:.2f} of {total / 1e9:.2f} GB{left}" if len(files) > 1 else ""
+            progress(f"writing {file} ({number} of {len(files)}{more})")
         _write_file(folder / file, checkpoint, tensors, checkpoint.metadata[file])
         weight_map |= {tensor.name: file for tensor in tensors}
-        size += sum(tensor.nbytes for tensor in tensors)
+        done += sum(tensor.nbytes for tensor in tensors)
     if checkpoint.sharded:
-        index = {"metadata": {"total_size": size}, "weight_map": dict(sorted(weight_map.items()))}
+        index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(weight_map.items()))}
         write_json(folder / INDEX, index)
 
 
@@ -288,7 +256,7 @@ def copy_side_files(folder: Path, checkpoint: Checkpoint) -> None:
         CheckpointError: One of them is a link that leaves the checkpoint's folder.
     """
     for path in sorted(checkpoint.folder.iterdir()):
-        made_here = path.name in (CONFIG, INDEX, MANIFEST) or path.name.startswith(".")
+        made_here = path.name in (CONFIG, INDEX, MANIFEST, RANKING) or path.name.startswith(".")
         if made_here or not path.is_file() or path.name.endswith((*WEIGHT_SUFFIXES, ".index.json")):
             continue
         if path.stat().st_size <= MAX_SIDE_FILE_BYTES:
@@ -314,7 +282,10 @@ def _write_file(path: Path, checkpoint: Checkpoint, tensors: list[Output], metad
         offset = span[1]
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % 8)
-    with path.open("wb") as target, checkpoint.open(tensors[0].source.file) as source:
+    if path.exists() and path.stat().st_size == 8 + len(text) + offset:
+        return
+    draft = path.with_name(f"{path.name}.part")
+    with draft.open("wb") as target, checkpoint.open(tensors[0].source.file) as source:
         target.write(struct.pack("<Q", len(text)) + text)
         for tensor in tensors:
             if tensor.mixture:
@@ -324,6 +295,7 @@ def _write_file(path: Path, checkpoint: Checkpoint, tensors: list[Output], metad
                 target.write(_mapped(checkpoint, tensor))
             else:
                 _copy(source, target, tensor)
+    draft.replace(path)
 
 
 def _copy(source: BinaryIO, target: BinaryIO, tensor: Output) -> None:

@@ -215,6 +215,7 @@ def test_side_files_are_copied_and_foreign_ones_are_not(tmp_path):
     build(spec(original, tmp_path / "p", 4, "first_k"))
     assert sorted(path.name for path in (tmp_path / "p").iterdir()) == [
         "config.json",
+        "expert_ranking.jsonl",
         "generation_config.json",
         "model.safetensors",
         "proxy_manifest.json",
@@ -316,23 +317,32 @@ def test_nonfinite_weights_are_refused(name, dtype, value, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["original"]
 
 
-def test_nonfinite_activations_stop_calibration(tmp_path):
+def test_activations_that_overflow_stop_calibration(tmp_path):
     original = tiny.make_qwen(tmp_path / "original")
-    name = "model.layers.0.self_attn.o_proj.weight"
-    tiny.edit_tensors(original, {name: torch.full((32, 32), float("nan"))})
+    changes = {
+        "model.layers.0.self_attn.o_proj.weight": torch.full((32, 32), 3e38),
+        "model.layers.0.self_attn.v_proj.weight": torch.full((16, 32), 3e38),
+    }
+    tiny.edit_tensors(original, changes)
     with pytest.raises(BuildError, match="layer 0: the router's input holds NaN"):
         build(spec(original, tmp_path / "p", 4), rows=ROWS)
-    assert not (tmp_path / "p").exists()
+    assert [path.name for path in tmp_path.iterdir()] == ["original"]
 
 
-def test_interruption_leaves_nothing(qwen, tmp_path):
+def test_an_interrupted_build_goes_on_and_leaves_nothing_then(qwen, tmp_path):
     def interrupt(note: str) -> None:
         if note.startswith("writing"):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        build(spec(qwen, tmp_path / "p", 4, "first_k"), interrupt)
-    assert list(tmp_path.iterdir()) == []
+        build(spec(qwen, tmp_path / "p", 4), interrupt, rows=ROWS)
+    assert [path.name for path in tmp_path.iterdir()] == [".p.building"]
+    notes = []
+    build(spec(qwen, tmp_path / "p", 4), notes.append, rows=ROWS)
+    assert not [note for note in notes if note.startswith("calibration: layer")]  # both were done
+    assert [path.name for path in tmp_path.iterdir()] == ["p"]
+    build(spec(qwen, tmp_path / "q", 4), rows=ROWS)
+    assert checkpoint_hash(tmp_path / "p") == checkpoint_hash(tmp_path / "q")
 
 
 def test_errors_are_value_errors():

@@ -12,8 +12,9 @@ from tokenizers.pre_tokenizers import Whitespace
 from transformers import AutoModelForCausalLM
 
 from proxy.build import build
-from proxy.calibration import calibration_rows, collect, cut_rows
+from proxy.calibration import collect
 from proxy.errors import BuildError
+from proxy.rows import calibration_rows, cut_rows
 from proxy.specs import BuildSpec
 from tests.fixtures import tiny_moe as tiny
 

@@ -1,0 +1,123 @@
+"""Calibration rows: token ids from the embedded task, or from a JSONL file of ids or texts, cut to a budget."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from proxy.errors import BuildError
+
+Rows = list[list[int]]
+
+BATCH_TOKENS = 4096
+MAX_LINE_BYTES = 16 << 20
+
+
+def calibration_rows(source: str, folder: str | Path, max_tokens: int, seed: int = 0) -> Rows:
+    """Return the token rows that a build spec names.
+
+    Args:
+        source: "embedded" (prompts and responses of the embedded task) or the path of a JSONL file whose
+            lines are ``{"input_ids": [...]}`` or ``{"text": "..."}``.
+        folder: Checkpoint folder, whose ``tokenizer.json`` turns texts into tokens.
+        max_tokens: Reading stops when there are as many.
+        seed: Seed of the embedded task's responses.
+
+    Raises:
+        BuildError: The file cannot be read, or a line is none of the two.
+    """
+    if source == "embedded":
+        from proxy.embedded.rollouts import calibration_rows as sampled
+
+        return sampled(Path(folder), max_tokens, seed)
+    path = Path(source).expanduser()
+    rows: Rows = []
+    tokens = 0
+    encode: Callable[[str], list[int]] | None = None
+    try:
+        with path.open("rb") as file:
+            for number, line in enumerate(iter(lambda: file.readline(MAX_LINE_BYTES), b""), start=1):
+                if tokens >= max_tokens:
+                    break
+                if not line.strip():
+                    continue
+                ids, text = _parse_line(line, f"{path}:{number}")
+                if text is not None:
+                    encode = encode or _tokenizer(Path(folder))
+                    ids = encode(text)
+                rows.append(ids)
+                tokens += len(ids)
+    except OSError as error:
+        raise BuildError(f"calibration file {path} cannot be read: {error.strerror}") from error
+    return rows
+
+
+def cut_rows(token_rows: Sequence[Sequence[int]], max_tokens: int, config: dict[str, Any]) -> Rows:
+    """Return the leading rows that fit the token budget, each cut to the context length, empty ones left out.
+
+    Raises:
+        BuildError: Nothing is left, or a token id is outside the vocabulary.
+    """
+    longest = config.get("max_position_embeddings") or max_tokens
+    vocabulary = config.get("vocab_size") or 0
+    rows: Rows = []
+    left = max_tokens
+    for row in token_rows:
+        if left <= 0:
+            break
+        ids = [int(token) for token in row[: min(longest, left)]]
+        if ids and (min(ids) < 0 or (vocabulary and max(ids) >= vocabulary)):
+            raise BuildError(
+                f"a calibration token id is {min(ids) if min(ids) < 0 else max(ids)}, "
+                f"outside the checkpoint's vocabulary of {vocabulary}",
+                "calibrate on texts tokenised for this checkpoint",
+            )
+        if ids:
+            rows.append(ids)
+            left -= len(ids)
+    if not rows:
+        raise BuildError("there are no calibration tokens", "name a calibration file with at least one text")
+    return rows
+
+
+def batches(rows: Rows) -> Iterator[Rows]:
+    """Yield batches of rows of equal length, up to `BATCH_TOKENS` tokens each, so that nothing is padded."""
+    by_length: dict[int, Rows] = {}
+    for row in rows:
+        by_length.setdefault(len(row), []).append(row)
+    for length, alike in sorted(by_length.items()):
+        size = max(1, BATCH_TOKENS // length)
+        for first in range(0, len(alike), size):
+            yield alike[first : first + size]
+
+
+def _parse_line(line: bytes, where: str) -> tuple[list[int], str | None]:
+    """Return token ids or a text of one calibration line."""
+    try:
+        raw = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise BuildError(f"{where}: not JSON: {error}") from error
+    ids, text = (raw.get("input_ids"), raw.get("text")) if isinstance(raw, dict) else (None, None)
+    if isinstance(text, str):
+        return [], text
+    if isinstance(ids, list) and all(isinstance(token, int) and not isinstance(token, bool) for token in ids):
+        return ids, None
+    raise BuildError(f'{where}: expected {{"input_ids": [...]}} or {{"text": "..."}}')
+
+
+def _tokenizer(folder: Path) -> Callable[[str], list[int]]:
+    """Return the encoder of the checkpoint's tokenizer."""
+    from tokenizers import Tokenizer
+
+    path = folder / "tokenizer.json"
+    if not path.is_file():
+        raise BuildError(
+            f"{folder} has no tokenizer.json to read texts with", 'give {"input_ids": [...]} lines'
+        )
+    try:
+        tokenizer = Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises bare Exception
+        raise BuildError(f"{path} is not a tokenizer: {error}") from error
+    return lambda text: list(tokenizer.encode(text).ids)

@@ -1,0 +1,134 @@
+"""The folder in which a build works: beside its output, hidden, taken up again by the next call after a kill.
+
+What a build was about to do is in `key`; a folder with another key is emptied. An error removes the folder. A
+kill, a lost connection or Ctrl-C leaves it, and the same build goes on where it stopped. Nothing ever
+stands under the final name but the finished proxy.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO
+
+from proxy.errors import BuildError
+
+
+def work_place(out: str | Path) -> Path:
+    """Return where a build that will write `out` works."""
+    out = Path(out).absolute()
+    return out.parent / f".{out.name}.building"
+
+
+@contextmanager
+def work_folder(out: str | Path, key: str) -> Iterator[Path]:
+    """Give the folder to work in; its ``proxy`` becomes `out` at the end, and the rest is removed.
+
+    Args:
+        out: The output folder.
+        key: What the build is made from; another key means another build.
+
+    Raises:
+        BuildError: `out` exists and is not an empty folder, cannot be made, or another build writes it.
+    """
+    check_free(out)
+    out = Path(out).absolute()
+    work = work_place(out)
+    try:
+        work.mkdir(parents=True, exist_ok=True)
+        lock = (work / "lock").open("a")
+    except OSError as error:
+        raise BuildError(f"cannot write to {out.parent}: {error.strerror}", "choose another --out") from error
+    try:
+        _lock(lock, out)
+        _prepare(work, key)
+        yield work
+        if out.exists():
+            out.rmdir()  # still empty, or this fails
+        (work / "proxy").rename(out)
+    except OSError as error:
+        _remove(work)
+        raise BuildError(
+            f"cannot write {out}: {error.strerror or error}", "free some space, or choose another --out"
+        ) from error
+    except Exception as error:
+        if not isinstance(error, _Busy):
+            _remove(work)
+        raise
+    else:
+        _remove(work)
+    finally:
+        lock.close()
+
+
+class _Busy(BuildError):
+    """Another build holds the folder, which therefore stays."""
+
+
+def _lock(lock: IO[str], out: Path) -> None:
+    """Take the folder for this process, where the system has locks."""
+    try:
+        import fcntl
+    except ImportError:
+        return
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        raise _Busy(f"another build is writing {out}", "wait for it, or choose another --out") from error
+
+
+def _prepare(work: Path, key: str) -> None:
+    """Empty the folder of anything that another build left."""
+    mark = work / "key"
+    if not mark.exists() or mark.read_text() != key:
+        for path in work.iterdir():
+            if path.name != "lock":
+                _remove(path)
+        mark.write_text(key)
+    for name in ("proxy", "calibration"):
+        (work / name).mkdir(exist_ok=True)
+
+
+def _remove(path: Path) -> None:
+    """Remove a file or folder."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        with suppress(OSError):
+            path.unlink()
+
+
+def check_free(out: str | Path) -> None:
+    """Refuse an output folder that holds something.
+
+    Raises:
+        BuildError: `out` exists and is not an empty folder.
+    """
+    out = Path(out)
+    if out.is_symlink() or (out.exists() and (not out.is_dir() or any(out.iterdir()))):
+        raise BuildError(f"output folder {out} is not empty", "choose another --out, or remove it")
+
+
+def check_space(out: str | Path, size: int, what: str) -> None:
+    """Refuse a build that the disk cannot hold.
+
+    Args:
+        out: The output folder.
+        size: Bytes that will be written.
+        what: What they are, for the message.
+
+    Raises:
+        BuildError: There is less room.
+    """
+    home = next(parent for parent in Path(out).absolute().parents if parent.exists())
+    free = shutil.disk_usage(home).free
+    work = work_place(out)
+    if work.is_dir():  # what an interrupted build has written already is not needed again
+        free += sum(path.stat().st_size for path in work.rglob("*") if path.is_file())
+    if free < size:
+        raise BuildError(
+            f"{what} need {size / 1e9:.1f} GB, and {home} has {free / 1e9:.1f} GB left",
+            "free some space, or choose another --out",
+        )
