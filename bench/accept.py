@@ -35,6 +35,7 @@ symptom: kl_divergence_increase
 original: {{faulty: {faulty}, healthy: [{root}/healthy_1.jsonl, {root}/healthy_2.jsonl]}}
 proxy: {{from: checkpoint, checkpoint: "embedded:qwen3_moe", experts: 12}}
 recipe: {{steps: 60, seeds: 2}}
+budget: {{seconds: 3600}}
 """
 
 
