@@ -32,6 +32,8 @@ BROKE = 1.5
 UNEXPLAINED = {
     "gap": 2.0,
     "routes": 1.5,
+    "lag": 2.0,
+    "weights": 1.0,
     "load": 1.0,
     "text": 0.5,
     "loss": 1.0,
