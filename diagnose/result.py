@@ -144,6 +144,8 @@ class Score:
         symptoms: Symptom ids that the original shows.
         healthy_gate: Whether the healthy proxy follows the healthy original, in words ("" where there is no twin).
         error_rates: Printed error rates of the margins in force (name → share).
+        together: The faults that explain the incident together and clearly better than any of them alone; empty
+            where one is enough, or nothing fits.
     """
 
     verdict: Verdict
@@ -152,6 +154,7 @@ class Score:
     symptoms: tuple[str, ...] = ()
     healthy_gate: str = ""
     error_rates: dict[str, float] = field(default_factory=dict)
+    together: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

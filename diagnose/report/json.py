@@ -57,6 +57,7 @@ def to_json(result: Result) -> dict[str, Any]:
         "ranking": [_candidate_to_json(candidate) for candidate in score.ranking],
         "healthy_gate": score.healthy_gate,
         "error_rates": score.error_rates,
+        "together": list(score.together),
         "not_tried": result.not_tried,
         "stopped_early": result.stopped_early,
         "probes": [asdict(item) for item in result.probes],
@@ -95,6 +96,7 @@ def from_json(data: Mapping[str, Any]) -> Result:
             symptoms=tuple(data.get("symptoms", ())),
             healthy_gate=data.get("healthy_gate", ""),
             error_rates={name: _float(value) for name, value in data.get("error_rates", {}).items()},
+            together=tuple(data.get("together", ())),
         )
         return Result(
             status=data["status"],

@@ -97,6 +97,11 @@ def headline(result: Result) -> str:
         "replays say nothing.",
         Verdict.NO_FAULT: "The incident log stays within its healthy range: no fault to explain.",
     }[result.score.verdict]
+    if result.score.together:
+        sentence = (
+            f"More than one cause fits together: {titles(result, result.score.together)} explain the incident "
+            "clearly better than any of them alone."
+        )
     if result.status == "completed":
         return sentence
     return f"The experiment was not completed ({literal(result.status, 30)}). On what there is: {sentence}"
@@ -115,7 +120,13 @@ def what_to_do(result: Result) -> tuple[str, ...]:
     steps: list[str] = []
     if result.status != "completed":
         steps.append("Resume the run: what is already done is kept.")
-    if first and verdict == Verdict.REPRODUCED:
+    if result.score.together:
+        members = [item for item in result.score.ranking if item.fault in result.score.together]
+        steps += [f"For {literal(item.title, 80)}: {literal(item.fix)}" for item in members if item.fix]
+        steps.append(
+            "Mend one, and diagnose what is left: that both are needed is a prediction from single replays."
+        )
+    elif first and verdict == Verdict.REPRODUCED:
         steps.append(literal(first.fix))
     elif first and verdict == Verdict.REPRODUCED_NOT_SPECIFIC:
         if first.split_by:

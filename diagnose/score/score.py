@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from diagnose.curves import Array, Curves
-from diagnose.result import AnomalyType, Score, Verdict
+from diagnose.result import AnomalyType, Candidate, Score, Verdict
 from diagnose.score.align import (
     Clock,
     Contrast,
@@ -29,12 +29,13 @@ from diagnose.score.align import (
 )
 from diagnose.score.calibration import Calibration
 from diagnose.score.direction import Reading
-from diagnose.score.distance import size, space, units
+from diagnose.score.distance import Signature, size, space, units
 from diagnose.score.error_rates import error_rates
 from diagnose.score.experiment import Experiment, by_level, look
 from diagnose.score.gate import Gate, healthy_gate
 from diagnose.score.noise import Floors, Margin, Source
 from diagnose.score.onset import Onset, find_onset
+from diagnose.score.pairs import find_pair, together
 from diagnose.score.plan import Plan, Replay, plan, starts
 from diagnose.score.ranking import Case, rank, unscored
 from diagnose.score.settings import DEFAULT, Settings
@@ -229,14 +230,20 @@ def _score_from(start: int, given: Given) -> tuple[Score, float]:
     """
     everything = _lay(start, given)
     laid, case, margin_O, settings = everything.plan, everything.case, everything.margin, given.settings
-    home = case.home
+    home, pair = case.home, None
     ranking, explained = rank(given.replays, everything.seen, case)
     reasons: tuple[str, ...]
     if case.settled is not None:
         verdict, reasons = case.settled[0], (case.settled[1],)
     else:
         verdict, reasons = incident_verdict(ranking, explained, settings)
+        pair = find_pair(
+            ranking[: len(explained)], _signatures(ranking, given.replays, everything.seen), case
+        )
+        if pair is not None:
+            verdict, reasons, ranking = together(pair, verdict, ranking)
     rates = error_rates(home.scale.source, home.scale.seeds)
+    best = max(explained.values(), default=0.0) if pair is None else pair.explained
     found = Score(
         verdict=verdict,
         reasons=(*reasons, *_account(case, laid, margin_O, given.onset)),
@@ -244,8 +251,21 @@ def _score_from(start: int, given: Given) -> tuple[Score, float]:
         symptoms=symptoms(case.frame.metrics, case.original.reading.direction),
         healthy_gate=everything.gate.text,
         error_rates={"smallest p": margin_O.smallest_p, **rates},
+        together=pair.faults if pair is not None else (),
     )
-    return found, max(explained.values(), default=0.0) if laid.enough else -np.inf
+    return found, best if laid.enough else -np.inf
+
+
+def _signatures(
+    ranking: Sequence[Candidate], replays: Sequence[Replay], seen: Mapping[int, Experiment]
+) -> dict[str, Signature]:
+    """Return the signature of every scored candidate at the strength that was ranked, by fault."""
+    ranked = {(item.fault, item.severity) for item in ranking if np.isfinite(item.distance)}
+    return {
+        replays[i].fault: item.signature
+        for i, item in seen.items()
+        if (replays[i].fault, replays[i].severity) in ranked
+    }
 
 
 def _systems(laid: Plan, cut: Frame, given: Given) -> tuple[System, dict[int, System], Floors]:

@@ -68,6 +68,7 @@ class Settings:
 
         explained: Share of the incident's squared signature that a candidate must explain to be an answer at all.
         explained_specific: The same for an answer that is called specific.
+        pair_gain: Share of the incident that two faults at once must explain beyond any single one to be reported.
         agreement: Agreement in direction for "reproduced".
         partly: Agreement in direction for "partly".
         trend: Mean trend similarity for "reproduced".
@@ -132,6 +133,7 @@ class Settings:
 
     explained: float = 0.5
     explained_specific: float = 0.8
+    pair_gain: float = 0.1
     agreement: float = 0.7
     partly: float = 0.4
     trend: float = 0.5

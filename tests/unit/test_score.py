@@ -14,6 +14,7 @@ from diagnose.result import AnomalyType, Direction, Verdict
 from diagnose.score.calibration import Calibration, SeedSet
 from diagnose.score.error_study import Setup, healthy_errors
 from diagnose.score.noise import Source
+from diagnose.score.pair_study import pair_errors
 from diagnose.score.plan import Replay
 from diagnose.score.power_study import planted
 from diagnose.score.score import score
@@ -412,6 +413,45 @@ def test_the_onset_is_found_where_nobody_knows_it():
     assert found.ranking[0].fault == "top_k"
     assert found.ranking[0].metrics[GAP].onset_original[0] == 31
     assert found.ranking[0].metrics[GAP].onset_proxy[0] == 1
+
+
+def both_of(seed, first, second):
+    case = Case(seed, first)
+    names = {*FAULTS[first], *FAULTS[second]}
+    effect = {
+        name: np.asarray(FAULTS[first].get(name, 0.0)) + np.asarray(FAULTS[second].get(name, 0.0))
+        for name in names
+    }
+    case.faulty = [WORLD.run(case.rng, N, effect)]
+    return case
+
+
+@pytest.mark.parametrize(("first", "second"), [("stale", "no_update"), ("top_k", "scale"), ("lr", "top_k")])
+def test_two_faults_at_once_are_named_as_two(first, second):
+    found = both_of(41, first, second).score()
+    assert set(found.together) == {first, second}
+    assert found.verdict is not Verdict.REPRODUCED
+    assert all(item.verdict is not Verdict.REPRODUCED for item in found.ranking)
+    assert found.reasons[0].startswith("More than one cause fits together")
+    assert not any(reason.startswith("None of these") for reason in found.reasons)
+
+
+@pytest.mark.parametrize("truth", FAULTS)
+@pytest.mark.parametrize("gain", [0.35, 1.6])
+def test_one_fault_is_never_split_in_two_however_strong_it_is(truth, gain):
+    assert Case(42, truth, gain=gain).score().together == ()
+
+
+def test_half_a_pair_in_the_library_makes_no_pair():
+    case = both_of(43, "stale", "no_update")
+    found = case.score(replays=[item for item in case.replays if item.fault != "no_update"])
+    assert found.together == ()
+
+
+def test_two_faults_simulated():
+    row = pair_errors("pair", 8, seed=2)
+    assert row.exact >= 5 and row.pair == row.exact and row.specific == 0
+    assert pair_errors("unknown", 4, seed=2).pair == 0
 
 
 def test_without_a_twin_both_sides_are_measured_against_their_past():
