@@ -216,22 +216,13 @@ def logs(
         str | None, typer.Option("--format", metavar="NAME", help="Reader to use [found by itself].")
     ] = None,
     follow: Annotated[bool, typer.Option("--follow", help="Print new points as they come.")] = False,
+    anonymize: Anonymize = False,
     json: Json = False,
 ) -> None:
     """Print what the importer understood of a log."""
-    if follow:
-        from diagnose.logs.show import show_following
+    from diagnose.logs import show
 
-        show_following(log, terminal_for(json), json)
-        return
-    from diagnose.logs import read
-    from diagnose.logs.summary import as_json, as_rich
-
-    found = read(log, log_format)
-    if json:
-        terminal_for(json).json(as_json(found))
-    else:
-        terminal_for().show(as_rich(found), plain_width=120)
+    show.command(log, log_format, follow, anonymize, json, terminal_for(json))
 
 
 @app.command()

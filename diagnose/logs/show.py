@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 import math
+import time
 from collections import deque
 from collections.abc import Iterable
+from dataclasses import replace
 
 from diagnose.console import Terminal
 from diagnose.logs.follow import POLL, Point, follow
+from diagnose.logs.importer import read
+from diagnose.logs.summary import as_json, as_rich
 from diagnose.logs.text import printable
 from taxonomy.metrics import METRIC_BY_NAME
 
@@ -24,16 +28,40 @@ _FIRST = (
 )
 
 
-def show_following(path: str, terminal: Terminal, as_json: bool) -> None:
-    """Print the last points of a log and then each new one, until interrupted.
+def command(
+    path: str, log_format: str | None, following: bool, anonymize: bool, json_only: bool, terminal: Terminal
+) -> None:
+    """Print what the importer understood of a log.
 
     Args:
-        path: The log.
+        path: The log, a folder or "-".
+        log_format: Name of a reader, None to find it.
+        following: Whether to go on with new points as they come.
+        anonymize: Whether what is printed says nothing about where it comes from.
+        json_only: JSON instead of text.
         terminal: Where to print.
-        as_json: One JSON object a point, as verl's file logger writes them, instead of text.
     """
-    import time
+    if following:
+        _follow(path, log_format, _anonymous(terminal, path, ()) if anonymize else terminal, json_only)
+        return
+    found = read(path, log_format)
+    if anonymize:
+        terminal = _anonymous(terminal, path, [name for run in found.runs for name in (run.label, run.file)])
+    if json_only:
+        terminal.json(as_json(found))
+    else:
+        terminal.show(as_rich(found), plain_width=120)
 
+
+def _anonymous(terminal: Terminal, path: str, names: Iterable[str]) -> Terminal:
+    """Return a terminal that says nothing about this machine, the log's path and its runs' names."""
+    from diagnose.anonymize import Anonymizer
+
+    return replace(terminal, anonymizer=Anonymizer.of_machine([path], filter(None, names)))
+
+
+def _follow(path: str, log_format: str | None, terminal: Terminal, json_lines: bool) -> None:
+    """Print the last points of a log and then each new one, until interrupted."""
     backlog: deque[str] = deque(maxlen=SHOWN)
     reading = True
 
@@ -46,8 +74,8 @@ def show_following(path: str, terminal: Terminal, as_json: bool) -> None:
         return False
 
     try:
-        for point in follow(path, idle):
-            line = point_json(point) if as_json else point_text(point)
+        for point in follow(path, idle, log_format):
+            line = point_json(point) if json_lines else point_text(point)
             if reading:
                 backlog.append(line)
             else:

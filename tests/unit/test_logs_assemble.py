@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from diagnose.logs.assemble import assemble
-from diagnose.logs.names import VERL
 from diagnose.logs.model import Record, Run
+from diagnose.logs.names import VERL
 
 KL, ENTROPY, GRAD, REWARD = "actor/kl_loss", "actor/entropy", "actor/grad_norm", "critic/rewards/mean"
 

@@ -6,6 +6,7 @@ import io
 import json
 import math
 import random
+import shutil
 import struct
 import threading
 import time
@@ -16,6 +17,7 @@ import numpy as np
 import pytest
 
 from bench import fuzz_logs
+from diagnose.cli import invoke
 from diagnose.errors import DiagnoseError, LogError
 from diagnose.logs import read, verl_console
 from diagnose.logs.assemble import assemble
@@ -26,6 +28,7 @@ from diagnose.logs.registry import file_readers, readers
 from diagnose.logs.show import point_json, point_text
 from diagnose.logs.text import Line, clean, pieces
 from diagnose.logs.trl_console import place
+from tests.fixtures import make_logs as make
 
 LOGS = Path(__file__).parents[1] / "fixtures" / "logs"
 KL, REWARD = "actor/kl_loss", "critic/rewards/mean"
@@ -153,7 +156,6 @@ def test_tensorboard_checksums(tmp_path: Path) -> None:
 
 
 def test_wandb_goes_on_after_a_damaged_block(tmp_path: Path) -> None:
-    make = pytest.importorskip("importlib").import_module("tests.fixtures.make_logs")
     messages = [make.history(n, n, {"reward": n / 8, "kl": 0.5, "pad": "x" * 3000}) for n in range(1, 60)]
     data = bytearray(make.wandb_records(messages))
     assert len(data) > 4 * 32768
@@ -439,3 +441,15 @@ def test_numbers_are_exact(tmp_path: Path) -> None:
     values = [chance.uniform(-1, 1) * 10.0 ** chance.randrange(-12, 12) for _ in range(300)]
     (run,) = read(write(tmp_path, "".join(console(n, repr(value)) for n, value in enumerate(values)))).runs
     np.testing.assert_array_equal(run.curves.values[KL], values)
+
+
+def test_anonymized_summary_names_neither_path_nor_run(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "secret-project"
+    folder.mkdir()
+    shutil.copy(LOGS / "mlflow.db", folder)
+    assert invoke(["logs", str(folder), "--anonymize"]) == 0
+    shown = capfd.readouterr().out
+    assert "critic/rewards/mean" in shown
+    assert not any(word in shown for word in ("secret-project", str(tmp_path), "second", "mlflow.db"))

@@ -9,7 +9,7 @@ import shutil
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,7 @@ from diagnose.logs import read
 from diagnose.logs.model import Import, Run
 from diagnose.logs.registry import file_readers, readers
 from diagnose.logs.sniff import sniff_head
+from tests.fixtures import make_logs as make
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 LOGS = FIXTURES / "logs"
@@ -32,18 +33,6 @@ LENGTH, LP_DIFF, K3, HELD_OUT = (
 )
 
 
-def _make() -> ModuleType:
-    import importlib.util
-
-    spec = importlib.util.spec_from_file_location("make_logs", FIXTURES / "make_logs.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-make = _make()
 N = range(1, make.STEPS + 1)
 reward, kl, entropy, grad, length = make.reward, make.kl, make.entropy, make.grad, make.length
 Expected = Mapping[str, Callable[[int], float]]

@@ -188,7 +188,7 @@ def test_a_format_can_be_named(tmp_path: Path) -> None:
     assert read(path, "verl-file").format == "verl-file"
     with pytest.raises(LogError, match=r"no metric line \(1 line, 0 metric lines, 0 rejected\)"):
         read(path, "verl-console")
-    with pytest.raises(DiagnoseError, match="known: .*verl-console, verl-file, .*wandb"):
+    with pytest.raises(DiagnoseError, match=r"known: .*verl-console, verl-file, .*wandb"):
         read(path, "logbook")
 
 
