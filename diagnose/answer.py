@@ -40,7 +40,7 @@ def write_answer(
         for name, path in files.items():
             text = to_junit(result, expect) if name == "junit" else reports()[name].render(result, curves)
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text, encoding="utf-8")
+            path.write_text(terminal.outgoing(text), encoding="utf-8")
             terminal.say(f"wrote {path}")
     if expect:
         from diagnose.report.junit import unmet

@@ -24,6 +24,7 @@ from diagnose.cli_options import (
     StrategyName,
     Verbose,
     Workers,
+    anonymous,
     terminal_for,
 )
 from diagnose.cli_proxy import proxy_app
@@ -145,13 +146,14 @@ def run(
     allow_command: Annotated[
         bool, typer.Option("--allow-command", help="Allow the commands that the playbook names.")
     ] = False,
+    anonymize: Anonymize = False,
     quiet: Quiet = False,
     verbose: Verbose = False,
 ) -> None:
     """Build the proxy, inject the candidate faults, score, report."""
     from diagnose import run as running
 
-    terminal = terminal_for(json, quiet, verbose)
+    terminal = anonymous(terminal_for(json, quiet, verbose), anonymize, target, out)
     files = {"junit": junit, "html": html, "markdown": markdown}
     wishes = tuple(name for name, wanted in (("probe", probe), ("try_fix", try_fix)) if wanted)
     outputs = running.Outputs({name: path for name, path in files.items() if path}, json, wishes)
@@ -186,6 +188,7 @@ def score(
     junit: Junit = None,
     html: Html = None,
     markdown: Markdown = None,
+    anonymize: Anonymize = False,
     quiet: Quiet = False,
     verbose: Verbose = False,
 ) -> None:
@@ -195,7 +198,14 @@ def score(
     """
     from diagnose import scoring
 
-    terminal = terminal_for(json, quiet, verbose)
+    given = (
+        run_dir,
+        *(original_healthy or ()),
+        *(original_faulty or ()),
+        *(proxy_healthy or ()),
+        *(proxy_faulty or ()),
+    )
+    terminal = anonymous(terminal_for(json, quiet, verbose), anonymize, *given)
     files = {"junit": junit, "html": html, "markdown": markdown}
     logs = scoring.Logs(
         tuple(original_healthy or ()),

@@ -29,6 +29,25 @@ CheckpointOption = Annotated[str, typer.Option("--checkpoint", help="A folder, o
 Settings = Annotated[list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Change the recipe.")]
 
 
+def anonymous(terminal: Terminal, anonymize: bool, *files: object) -> Terminal:
+    """Return the terminal, with nothing leaving it that says where it comes from, if that is asked for.
+
+    Args:
+        terminal: The terminal.
+        anonymize: Whether it is.
+        files: Files and folders that the answer may name; None for one that is not there.
+    """
+    if not anonymize:
+        return terminal
+    from dataclasses import replace
+
+    from diagnose.anonymize import Anonymizer
+
+    return replace(
+        terminal, anonymizer=Anonymizer.of_machine([str(file) for file in files if file is not None])
+    )
+
+
 def terminal_for(json: bool = False, quiet: bool = False, verbose: bool = False) -> Terminal:
     """Return the terminal that the common options ask for."""
     return Terminal(verbosity=-1 if quiet else int(verbose), json_only=json)
