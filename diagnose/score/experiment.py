@@ -33,6 +33,7 @@ class Experiment:
         onsets: Onset interval in steps by metric.
         unit_MB: Noise units of the signature, in transformed units.
         signature: The effect in noise units.
+        floors: Absolute floors in force.
     """
 
     clock: Clock
@@ -41,6 +42,7 @@ class Experiment:
     onsets: tuple[tuple[int, int] | None, ...]
     unit_MB: Array
     signature: Signature
+    floors: Floors
 
     @property
     def late(self) -> tuple[Array, Array]:
@@ -94,7 +96,9 @@ def look(
         )
         onsets.append(onset_interval(int(bad[0]) if len(bad) else onset, home.clock))
     unit_MB = np.sqrt(unit_MB**2 + np.nan_to_num(effects.doubt_MB) ** 2)
-    return Experiment(home.clock, reading, tuple(types), tuple(onsets), unit_MB, signature(reading, unit_MB))
+    return Experiment(
+        home.clock, reading, tuple(types), tuple(onsets), unit_MB, signature(reading, unit_MB), floors
+    )
 
 
 def by_level(seen: Experiment, runs: Sequence[Curves], frame: Frame) -> Experiment:
