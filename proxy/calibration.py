@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from proxy.checkpoint import Checkpoint, open_checkpoint
-from proxy.errors import BuildError
+from proxy.errors import BuildError, ProxyError
 from proxy.families import Layout, understand
 from proxy.hidden import HiddenStates, Saved
 from proxy.layer_stats import LayerStats
@@ -244,7 +244,9 @@ class Pass:
             try:
                 self._as_tuple = as_tuple
                 return self._record_as(as_tuple)
-            except (_Odd, *LoadErrors):
+            except (ProxyError, OSError):
+                raise
+            except (_Odd, IndexError, *LoadErrors):
                 continue
         return None
 
