@@ -55,6 +55,10 @@ SPLICES = (
 )  # fmt: skip
 
 
+class Hang(Exception):
+    """A read that does not end; no OSError, which a read would take for the file's."""
+
+
 @dataclass
 class Report:
     """What fuzzing one reader found.
@@ -177,7 +181,7 @@ def fuzz(name: str, budget: float, seed: int, keep: Path | None, say: Callable[[
     forced = None if name == "gzip" else name
 
     def hang(number: int, frame: FrameType | None) -> None:
-        raise TimeoutError(f"still reading after {HANGS} s of CPU")
+        raise Hang(f"still reading after {HANGS} s of CPU")
 
     signal.signal(signal.SIGPROF, hang)
     begin, growing, cpu = time.monotonic(), 0.0, time.process_time()
@@ -191,6 +195,7 @@ def fuzz(name: str, budget: float, seed: int, keep: Path | None, say: Callable[[
             signal.setitimer(signal.ITIMER_PROF, HANGS)
             try:
                 report.usable += attempt(path, log_format)
+                signal.setitimer(signal.ITIMER_PROF, 10 * HANGS)
                 if len(data) > 64 and growing < (time.monotonic() - begin) / 4:
                     growing -= time.monotonic()
                     ratio, cost = growth(path, data, log_format)

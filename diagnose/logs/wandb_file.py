@@ -66,8 +66,11 @@ def _messages(stream: BinaryIO) -> Iterator[tuple[int, bytes | str]]:
     number, parts, size = 0, list[bytes](), 0
     while True:
         left = BLOCK - at % BLOCK
-        if left < _HEADER:
-            at += len(stream.read(left))
+        if left < _HEADER:  # padding
+            padding = stream.read(left)
+            at += len(padding)
+            if not padding:
+                break
             continue
         head = stream.read(_HEADER)
         if not head:

@@ -131,6 +131,13 @@ def test_thousands_of_restarts_and_resumes(tmp_path: Path) -> None:
 # hostile lengths in binary formats
 
 
+def test_wandb_that_ends_just_before_a_block_does(tmp_path: Path) -> None:
+    messages = [make.history(n, n, {"reward": n / 8, "kl": 0.5, "pad": "x" * 2000}) for n in range(1, 20)]
+    whole = make.wandb_records(messages)
+    for end in range(32768 - 8, 32768 + 8):
+        assert len(read(write(tmp_path, whole[:end])).runs[0].curves.steps_N) >= 14
+
+
 def test_tensorboard_with_a_length_of_exabytes(tmp_path: Path) -> None:
     data = (LOGS / "events.out.tfevents.1900000000.host.1.0").read_bytes()
     from diagnose.logs.tensorboard import masked_crc
