@@ -21,7 +21,7 @@ help:
 	@echo "make selftest   set-up, then every fault hidden in turn, into docs/selftest.md (hours; shares make study's runs)"
 	@echo "make verl-env   verl's own environment for --engine verl, in $(VERL_VENV) (about 2 GB)"
 	@echo "make test-verl  both set-ups, then the tests that run real verl (minutes)"
-	@echo "make figures  set-up, then the paper's Figures 3 and 4, into docs/figures (36 runs, some ten minutes)"
+	@echo "make figures  set-up, then the paper's Figures 3 and 4, into docs/figures (24 runs, a few minutes)"
 	@echo "make clean   remove caches and build products; make distclean: also $(VENV)"
 
 # Stamps make a second call instant: a target is redone only when what it was made from has changed.
