@@ -184,7 +184,8 @@ def _against_twin(
         floor,
         settings,
     )
-    sudden, weak = [], []
+    sudden: list[tuple[int, int, bool, str]] = []
+    weak: list[tuple[int, int, bool, str]] = []
     for m in np.flatnonzero(np.abs(moved.peak_M) > moved.margin.fault):
         z_B = moved.z_MB[m]
         block = onset_block(z_B, moved.margin.c)

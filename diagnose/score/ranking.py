@@ -18,7 +18,10 @@ from diagnose.score.system import System
 from diagnose.score.verdict import Evidence, agreement, candidate_verdict, coverage
 from proxy.specs import INJECTION_FAILED
 from taxonomy.metrics import METRIC_BY_NAME
-from taxonomy.registry import FaultCard, Library
+from taxonomy.registry import Library
+
+SPLITS_TOLD = 3
+"""Members of a set for which it is said what would split them off."""
 
 
 @dataclass(frozen=True)
@@ -145,9 +148,11 @@ def _candidate(
     strengths = sorted({item.severity for item in replays if item.fault == replay.fault})
     if len(strengths) > 1:
         reasons = (*reasons, f"The nearest of {len(strengths)} strengths is {replay.severity:g}.")
-    split, advice = "", ""
-    if alike:
-        split, advice = _split(card, replays[order[alike[0]]].fault, experiment, seen[order[alike[0]]], case)
+    splits = [
+        _split(replay.fault, replays[order[k]].fault, experiment, seen[order[k]], case)
+        for k in alike[:SPLITS_TOLD]
+    ]
+    split = next((metric for metric, _ in splits if metric), "")
     return Candidate(
         fault=replay.fault,
         title=card.title if card is not None else replay.fault,
@@ -164,7 +169,7 @@ def _candidate(
         witness=dict(replay.witness),
         witness_ok=replay.witness_ok,
         fix=card.fix if card is not None else "",
-        reasons=(*reasons, advice) if advice else reasons,
+        reasons=(*reasons, *(advice for _, advice in splits)),
         metrics=table,
         severity_interval=_interval(replay.fault, replays, seen, case),
     )
@@ -189,8 +194,11 @@ def _interval(
     return severity_interval([replays[i].severity for i in own], gaps)
 
 
-def _split(card: FaultCard | None, rival: str, a: Experiment, b: Experiment, case: Case) -> tuple[str, str]:
-    """Return (metric, sentence) on what would split two candidates, ("", "") where nothing is known to."""
+def _split(fault: str, rival: str, a: Experiment, b: Experiment, case: Case) -> tuple[str, str]:
+    """Return (metric, sentence) on what would split two candidates; no metric where nothing is known to.
+
+    What their replays say comes first, then the card of either.
+    """
     found = splitting_metric(a.signature, b.signature, case.frame.metrics, case.frame.settings.min_margin)
     if found is not None:
         name, apart = found
@@ -205,10 +213,15 @@ def _split(card: FaultCard | None, rival: str, a: Experiment, b: Experiment, cas
             name,
             f"{title} would split it from {rival} ({much} apart in the proxy): log it in the original.",
         )
-    for item in card.rivals if card is not None else ():
-        if item.fault == rival:
-            return item.metric, f"Its card names what splits it from {rival}: {item.why}"
-    return "", ""
+    for this, other in ((fault, rival), (rival, fault)):
+        card = case.library.cards.get(this)
+        for item in card.rivals if card is not None else ():
+            if item.fault == other:
+                return item.metric, f"The card of {this} names what splits it from {other}: {item.why}"
+    return "", (
+        f"No metric of the replays splits it from {rival}, and no card names one: --probe looks for a setting under "
+        "which they differ."
+    )
 
 
 def _failed(replay: Replay, library: Library) -> Candidate:

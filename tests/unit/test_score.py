@@ -197,6 +197,21 @@ def test_a_set_names_the_metric_that_would_split_it_even_if_the_original_lacks_i
     assert late.values[LAG].shape == (N,)
 
 
+def test_every_member_of_a_set_is_told_what_would_split_it():
+    """The rival's card counts as well as one's own, and where nothing is known that is said."""
+    case = Case(7, "stale")
+    effect = {name: 0.6 * np.asarray(size) for name, size in FAULTS["stale"].items()}
+    twins = [Replay(name, WORLD.runs(case.rng, 2, N, effect)) for name in ("twin", "third")]
+    named = Library({**LIBRARY.cards, "twin": card("twin", rivals=("stale",))})
+    found = case.score([*case.replays, *twins], library=named)
+    by_fault = {item.fault: item for item in found.ranking}
+    stale = by_fault["stale"]
+    assert {"twin", "third"} <= set(stale.rivals)
+    assert stale.split_by == KL
+    assert any("The card of twin names what splits it from stale" in reason for reason in stale.reasons)
+    assert any("splits it from third" in reason and "--probe" in reason for reason in stale.reasons)
+
+
 def test_the_order_of_candidates_changes_nothing():
     case = Case(9, "top_k")
     assert case.score() == case.score(case.replays[::-1])
