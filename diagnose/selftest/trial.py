@@ -22,6 +22,7 @@ from diagnose.score.onset import Onset, incident_onset
 from diagnose.score.plan import Replay
 from diagnose.score.score import score
 from diagnose.scoring import judge_witness
+from diagnose.selftest import memo
 from diagnose.selftest.arena import PROXY, SPINE_CONTROLS, Arena, Lineup, Replays
 from diagnose.selftest.detect import Movement, movement
 from diagnose.selftest.incidents import DEFAULT, Incident
@@ -66,7 +67,7 @@ class Trial:
         verdict: The verdict.
         ranking: Faults that could be scored, the nearest first.
         categories: Their categories.
-        named: The answer: the first fault, and those that can't be told apart from it.
+        named: The answer: the first fault, and those that can't be told apart from it; or those that act together.
         together: Faults that the answer says act at the same time, none as a rule.
         agreed: Metrics of the truth's own replay whose direction is that of the original.
         compared: Metrics that moved in both.
@@ -129,6 +130,7 @@ class Judge:
         self._lineups: dict[str, Lineup] = {}
         self._read: dict[str, Curves | None] = {}
         self._seeds: dict[tuple[str, ...], SeedSet | None] = {}
+        self._replayed: dict[int, Replay | None] = {}
         self._shipped = (
             shipped_calibration(arena.models[PROXY].hash, recipe_hash(arena.recipe(DEFAULT)))
             if arena.shipped
@@ -154,7 +156,7 @@ class Judge:
         banked = nearest({item.from_step for item in lineup.replays}, step)
         library = arena.library.without(*task.without)
         replays = [
-            self._replay(item)
+            self._replayed[id(item)] if id(item) in self._replayed else self._replay(item)
             for item in lineup.replays
             if item.from_step == banked and item.fault not in task.without
         ]
@@ -197,7 +199,7 @@ class Judge:
 
     def _judged(self, task: Task, found: Score, moved: Movement, banked: int) -> Trial:
         scored = [item for item in found.ranking if item.distance == item.distance]
-        named = (scored[0].fault, *scored[0].rivals) if scored else ()
+        named = found.together or ((scored[0].fault, *scored[0].rivals) if scored else ())
         agreed = compared = 0
         for item in scored:
             if item.fault in task.incident.truth:
@@ -211,7 +213,7 @@ class Judge:
             ranking=tuple(item.fault for item in scored),
             categories=tuple(item.category for item in scored),
             named=named,
-            together=tuple(getattr(found, "together", ())),
+            together=found.together,
             agreed=agreed,
             compared=compared,
             severity=scored[0].severity if scored else None,
@@ -252,9 +254,10 @@ class Judge:
         witnesses = [end.witness for end in outcomes.values() if end and end.status == "completed"]
         reasons = [end.reason for end in outcomes.values() if end and end.status != "completed"]
         if not runs and not reasons:
+            self._replayed[id(item)] = None
             return None
         witness, seen = judge_witness(self._arena.library[item.fault], witnesses)
-        return Replay(
+        found = Replay(
             item.fault,
             runs,
             severity=item.strength,
@@ -263,6 +266,8 @@ class Judge:
             witness_ok=seen,
             failure="" if runs else reasons[0],
         )
+        self._replayed[id(item)] = found  # line-ups live as long as the judge: an id stays its own
+        return found
 
     def _curves(self, runs: Iterable[RunSpec]) -> list[Curves]:
         """Return the curves of those runs that are in the bank and came through."""
@@ -300,6 +305,7 @@ _judge: Judge | None = None
 
 def _open(bank: Bank, arena: Arena) -> None:
     global _judge
+    memo.install()
     _judge = Judge(bank, arena)
 
 
@@ -312,10 +318,6 @@ def trials(bank: Bank, arena: Arena, tasks: Sequence[Task], workers: int) -> lis
     """Return the diagnoses that the bank allows, in the order of the tasks, on several processes."""
     if not tasks:
         return []
-    if workers <= 1:
-        judge = Judge(bank, arena)
-        found = [judge.trial(task) for task in tasks]
-    else:
-        with ProcessPoolExecutor(workers, initializer=_open, initargs=(bank, arena)) as pool:
-            found = list(pool.map(_answer, tasks, chunksize=8))
+    with ProcessPoolExecutor(workers, initializer=_open, initargs=(bank, arena)) as pool:
+        found = list(pool.map(_answer, tasks, chunksize=8))
     return [item for item in found if item is not None]
