@@ -106,7 +106,10 @@ def spine(study: Study) -> list[Section]:
     others = [item for item in seen if item.incident.truth[0] not in SPINE]
 
     def bars(items: Sequence[Trial]) -> list[Figure]:
-        return [*summary.named_bars(items, categories, largest_set=2.0)[:3], *summary.further(items)]
+        return [
+            *summary.named_bars(items, categories, largest_set=2.0)[:3],
+            *summary.further(items, categories),
+        ]
 
     text = (
         f"Candidates are all {len(study.arena.faults)} faults. Incidents of the spine's faults were looked at while "

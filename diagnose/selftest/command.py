@@ -199,7 +199,7 @@ def report(found: Found, categories: Mapping[str, str], notes: Notes) -> list[Se
         figures(
             "The bars", main_figures(found, categories), "Detectable incidents, all faults as candidates."
         ),
-        figures("Beside the bars", summary.further(seen)),
+        figures("Beside the bars", summary.further(seen, categories)),
         _groups(seen, categories),
         figures("Two faults at once", summary.doubles(summary.detectable(found.double))),
         controls("Controls", found.controls),
@@ -290,7 +290,7 @@ def contract(found: Found, categories: Mapping[str, str], notes: Notes) -> dict[
     """Return the public JSON."""
     seen = found.detectable
     bars = {item.name: item for item in main_figures(found, categories)}
-    beside = {item.name: item for item in summary.further(seen)}
+    beside = {item.name: item for item in summary.further(seen, categories)}
     return {
         "schema": SCHEMA,
         "faults": sorted({item.incident.truth[0] for item in found.single}),
@@ -299,7 +299,7 @@ def contract(found: Found, categories: Mapping[str, str], notes: Notes) -> dict[
         "wall_s": notes.wall_s,
         "top1": bars["top-1 (a set counts 1/size)"].estimate.to_json(),
         "top3": bars["top-3"].estimate.to_json(),
-        "category": bars["category"].estimate.to_json(),
+        "category": bars["category (share of the answer)"].estimate.to_json(),
         "set_holds_truth": bars["the answer holds the truth"].estimate.to_json(),
         "set_size": bars["faults in the answer"].estimate.to_json(),
         "direction_agreement": beside["direction agreement"].estimate.to_json(),

@@ -83,16 +83,25 @@ def named_bars(
         ),
         at_least("top-1 (a set counts 1/size)", by_fault(trials, lambda item: item.credit), 0.85),
         at_least("top-3", by_fault(trials, lambda item: item.in_top3), 0.97),
-        at_least("category", by_fault(trials, lambda item: right_category(item, categories)), 0.95),
+        at_least(
+            "category (share of the answer)",
+            by_fault(trials, lambda item: right_category(item, categories)),
+            0.95,
+        ),
     ]
 
 
-def further(trials: Sequence[Trial]) -> list[Figure]:
+def _first_category(trial: Trial, categories: Mapping[str, str]) -> bool:
+    return categories[trial.incident.truth[0]] in trial.categories[:1]
+
+
+def further(trials: Sequence[Trial], categories: Mapping[str, str]) -> list[Figure]:
     """Return figures without a bar, for detectable incidents with one fault."""
     moved = [item for item in trials if item.compared]
     wrong = [item for item in trials if item.specific and not item.holds_truth]
     return [
         Figure("first in the ranking", by_fault(trials, lambda i: i.ranking[:1] == i.incident.truth)),
+        Figure("category of the first", by_fault(trials, lambda i: _first_category(i, categories))),
         Figure("direction agreement", by_fault(moved, lambda item: item.agreed / item.compared)),
         Figure("called no fault", by_fault(trials, lambda item: item.verdict is Verdict.NO_FAULT)),
         Figure("reproduced", by_fault(trials, lambda item: item.specific)),
