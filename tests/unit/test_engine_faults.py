@@ -8,7 +8,7 @@ from functools import cache
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from diagnose.session import fault_spec
@@ -112,6 +112,7 @@ def test_skipped_half_precision_steps_leave_the_policy_where_it_was():
     assert all(record["routing/flips/mean"] == 0.0 for record in records)
 
 
+@settings(deadline=None, max_examples=50)
 @given(st.floats(0.0, 1.0), st.integers(5, 40))
 def test_half_precision_overflows_in_its_share_of_the_steps(share, steps):
     transform = numerics.half_precision_gradients({"share": share})
@@ -163,6 +164,7 @@ def test_batch_variance_shows_before_the_first_update_of_a_step():
     assert min(record["actor/first_ratio_deviation"] for record in faulty) > 1e-4
 
 
+@settings(deadline=None, max_examples=50)
 @given(st.lists(st.integers(1, 6), min_size=2, max_size=8))
 def test_an_exponent_of_one_is_the_mean_of_the_responses_means(lengths):
     mask_BR = (torch.arange(6) < torch.tensor(lengths)[:, None]).double()
