@@ -16,7 +16,15 @@ from pathlib import Path
 
 from diagnose.redact import redact
 
-PUBLIC_HOSTS = ("github.com", "huggingface.co", "arxiv.org", "raw.githubusercontent.com", "docs.vllm.ai")
+PUBLIC_HOSTS = (
+    "github.com",
+    "huggingface.co",
+    "arxiv.org",
+    "raw.githubusercontent.com",
+    "docs.vllm.ai",
+    "docs.nvidia.com",
+)
+"""Hosts of the sources that cards cite."""
 PUBLIC_WORDS = {
     "root",
     "user",
@@ -73,7 +81,7 @@ class Anonymizer:
         known: dict[str, str] = {}
         for path in paths:
             if str(path) not in ("", "-"):
-                known[str(path)] = known[str(Path(path).absolute())] = "path"
+                known[str(path)] = known[str(Path(path).absolute())] = known[Path(path).name] = "path"
         with suppress(OSError, KeyError):
             known[socket.gethostname()] = "host"
         with suppress(OSError, KeyError, ImportError):

@@ -128,7 +128,7 @@ def jumps(log: Log, margins: Margins = DEFAULT) -> Iterator[Observation]:
         drift_M = np.array([median(row[np.isfinite(row)]) for row in steps_MB])
         dof = b - 2
         variance_M = np.nansum((steps_MB - drift_M[:, None]) ** 2, 1) / dof / 2
-        noise_M = np.array([_wiggle(steps, values, edges[b]) for steps, values in series])
+        noise_M = np.array([wiggle(values[steps <= edges[b]]) for steps, values in series])
         known = (noise_M > 0) & (variance_M > 0)
         redness = float(np.median(variance_M[known] / noise_M[known] ** 2)) if known.any() else 0.0
         prior_M = np.where(noise_M > 0, redness * noise_M**2, variance_M)
@@ -195,9 +195,9 @@ def _around(log: Log, metric: str, edges: Array, b: int) -> tuple[float, float]:
     return median(before), median(after)
 
 
-def _wiggle(steps: Array, values: Array, before: float) -> float:
-    """Return the point-to-point noise of a metric before a step: 1.48 · median |difference| / √2."""
-    difference = np.diff(values[steps <= before])
+def wiggle(values: Array) -> float:
+    """Return the point-to-point noise of a series: 1.48 · median |difference| / √2."""
+    difference = np.diff(values)
     return (
         1.4826 * median(np.abs(difference - median(difference))) / math.sqrt(2)
         if len(difference) > 2
@@ -206,6 +206,6 @@ def _wiggle(steps: Array, values: Array, before: float) -> float:
 
 
 def block_noise(x_B: Array) -> float:
-    """Return the standard deviation of a block median, from differences of neighbours, trend removed."""
-    difference = np.diff(x_B[np.isfinite(x_B)])
-    return float(np.std(difference, ddof=1)) / math.sqrt(2) if len(difference) > 2 else 0.0
+    """Return the standard deviation of a block median, from second differences: a rise and a bend are no noise."""
+    second = np.diff(x_B[np.isfinite(x_B)], 2)
+    return float(np.sqrt(np.mean(second**2) / 6)) if len(second) > 1 else 0.0

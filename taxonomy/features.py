@@ -7,10 +7,11 @@ from the run's own past (`taxonomy.changes`), and what it loses or lets grow (`t
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 
-from taxonomy.changes import jumps
+from taxonomy.changes import jumps, wiggle
 from taxonomy.facts import Facts
 from taxonomy.levels import Log, finite, late, level_observations, median, rises
 from taxonomy.losses import losses
@@ -51,12 +52,45 @@ def observe(
         known = best.get(item.metric)
         if known is None or _priority(item) > _priority(known):
             best[item.metric] = item
+    if not healthy:
+        _revise_reward(best, runs)
     return tuple(sorted(best.values(), key=lambda item: (not item.alarm, _start(item))))
 
 
+def _revise_reward(best: dict[str, Observation], runs: Sequence[Log]) -> None:
+    """Judge a reward that only rose before the incident by what it does since."""
+    name = "critic/rewards/mean"
+    onset = min((item.interval[1] for item in best.values() if item.alarm and item.interval), default=None)
+    if (
+        onset is None
+        or name not in best
+        or best[name].alarm
+        or len(runs) != 1
+        or onset <= runs[0].steps_N[0] + 1
+    ):
+        return
+    steps, values = finite(runs[0], name)
+    since = values[steps >= onset]
+    if len(since) < 8 or len(since) > 0.9 * len(values):
+        return
+    noise = max(wiggle(since), METRIC_BY_NAME[name].floor)
+    half = len(since) // 2
+    goes_on = median(since[half:]) > median(since[:half]) + noise / 2
+    best[name] = replace(
+        best[name],
+        direction="none" if goes_on else "flat",
+        evidence="goes on rising" if goes_on else f"does not rise since step {onset}",
+    )
+
+
 def _priority(item: Observation) -> tuple[bool, bool, int]:
-    """What is exact and alarming wins; among the rest, the better-founded rule."""
-    return item.exact and item.alarm, item.alarm, _RANK.get(item.rule, 1)
+    """What is exact and alarming wins; among the rest, the better-founded rule.
+
+    A level says when it was reached, a jump or a growth when it began: the level only comes first where it was there
+    from the first step.
+    """
+    later = item.rule == "level" and item.onset != "start"
+    return item.exact and item.alarm, item.alarm, 0 if later and item.alarm else _RANK.get(item.rule, 1)
 
 
 def _start(item: Observation) -> float:

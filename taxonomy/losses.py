@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from taxonomy.changes import DEFAULT, MIN_POINTS, Margins, block_medians, block_noise, usual
+from taxonomy.changes import DEFAULT, MIN_POINTS, Margins, block_medians, usual, wiggle
 from taxonomy.levels import GAP_LIMITS, Array, Log, finite, median, rises
 from taxonomy.metrics import METRIC_BY_NAME
 from taxonomy.observations import Observation
@@ -59,7 +59,11 @@ def losses(log: Log, margins: Margins = DEFAULT) -> Iterator[Observation]:
             continue
         edges = np.linspace(steps[0] - 1, steps[-1], min(8, len(values) // 3) + 1)
         x_B = block_medians(steps, values, edges)
-        noise = max(block_noise(x_B), METRIC_BY_NAME[name].floor)
+        noise = max(
+            _curved_noise(x_B),
+            1.25 * wiggle(values) / (len(values) / len(x_B)) ** 0.5,
+            METRIC_BY_NAME[name].floor,
+        )
         start, best, end = x_B[0], float(np.nanmax(x_B)), median(x_B[-2:])
         lost = (
             best - end > max(4 * noise, margins.fall * max(best - start, 0.0)) and x_B[-1] < best - 4 * noise
@@ -72,6 +76,12 @@ def losses(log: Log, margins: Margins = DEFAULT) -> Iterator[Observation]:
             yield _changed(log, name, "down", best, end, fell, "loss")
     yield from _growth(log, improves, margins)
     yield from _entropy(log, improves)
+
+
+def _curved_noise(x_B: Array) -> float:
+    """Return the standard deviation of a block median from second differences: a rise and a fall are no noise."""
+    second = np.abs(np.diff(x_B[np.isfinite(x_B)], 2))
+    return 1.4826 * median(second) / 6**0.5 if len(second) > 2 else 0.0
 
 
 def _changed(

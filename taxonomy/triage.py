@@ -239,14 +239,17 @@ def _weigh_observations(
         sense = "up" if item.metric == "rollout_corr/kl" and item.sense == "down" else item.sense
         sign = expected.get(quantity)
         if not moved(item):
-            if quantity in clue.requires:
-                tally.ruled_out = (
-                    tally.ruled_out or f"{title} is as in a healthy run, and this fault moves it"
-                )
+            clear = item.rule != UNCLEAR
+            factor = 1.0 if clear else 0.5
+            if quantity in clue.requires and clear:
+                why = f"{title} is as in a healthy run, and this fault moves it"
+                tally.ruled_out = tally.ruled_out or why
             elif sign is not None and sign.is_ == "none":
-                tally.add(HELD, f"{title} holds still, as it would")
-            elif sign is not None:
-                tally.add(-MISSED[sign.weight], f"{title} should go {sign.is_} and does not")
+                tally.add(factor * HELD, f"{title} holds still, as it would")
+            elif sign is not None and (
+                clear or sign.is_ != "flat"
+            ):  # by its past alone, flat and calm look the same
+                tally.add(-factor * MISSED[sign.weight], f"{title} should go {sign.is_} and does not")
             continue
         weight = 1.0 if item.alarm else 0.5
         if sign is None:
@@ -269,6 +272,9 @@ def _weigh_onset(tally: _Tally, item: Observation, sign: Sign, clue: Clues, titl
         tally.add(-PHASE, f"{title} was off before the first update, where this fault can't show yet")
     elif item.onset == "update" and clue.phase == "start":
         tally.add(-PHASE / 2, f"{title} was in order before the first update, where this fault would show")
+    elif item.onset == "sudden" and clue.phase == "start" and "sudden" not in sign.when:
+        # Only a restart or a change of settings could bring such a fault in later.
+        tally.add(-ONSET, f"{title} was in order at first, where this fault shows from the start")
     elif item.onset and sign.when:
         near = max(_NEAR[item.onset].get(word, 0) for word in sign.when)
         tally.add(ONSET * near, f"{title}: onset {item.onset}, expected {' or '.join(sign.when)}")
@@ -287,7 +293,7 @@ def _weigh_onset(tally: _Tally, item: Observation, sign: Sign, clue: Clues, titl
 def _weigh_facts(tally: _Tally, facts: Facts, clue: Clues) -> None:
     for key, condition in clue.needs.items():
         if key not in facts:
-            tally.add(-PRESUPPOSED, f"presupposes {key}: {condition}")
+            tally.add(-PRESUPPOSED * (3 if key == "resumed" else 1), f"presupposes {key}: {condition}")
         elif holds(condition, facts[key]) is False:
             tally.ruled_out = tally.ruled_out or f"{key} is {facts[key]}: needs {condition}"
     for key, condition in clue.excludes.items():
