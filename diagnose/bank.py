@@ -195,6 +195,8 @@ class Bank:
             RunError: Another process is filling this bank.
         """
         wanted = {self.key(spec, models[spec.model]): spec for spec in specs}
+        if not self.missing(wanted.values(), models):  # nothing to do, whoever else is at work here
+            return Filled(0, len(wanted), 0, {})
         with self._locked("runs"):
             todo = deque(self.missing(wanted.values(), models).items())
             there, total = len(wanted) - len(todo), len(todo)

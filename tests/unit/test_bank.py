@@ -126,6 +126,12 @@ def test_one_process_fills_a_bank_at_a_time(bank, tmp_path):
         Bank(tmp_path / "bank", 1, [sys.executable, fake_worker.__file__]).fill(runs(1), MODELS)
 
 
+def test_what_is_complete_needs_no_turn(bank, log):
+    bank.fill(runs(1), MODELS)
+    with bank._locked("runs"):
+        assert bank.fill(runs(1), MODELS).there == 1
+
+
 def test_runs_of_other_sources_are_counted(bank, log):
     bank.fill(runs(1, 2), MODELS)
     keys = [bank.key(spec, MODEL) for spec in runs(1, 2)]
