@@ -17,7 +17,7 @@ import numpy as np
 
 MAX_LINE = 1 << 20
 """Longest line that is looked at, in bytes; metric lines of real runs stay under 20 thousand."""
-_CHUNK = 1 << 20
+_CHUNK = 1 << 17  # what is searched, counted and cut stays in the cache
 
 _ANSI = re.compile(
     r"\x1b\[[0-?]*[ -/]*[@-~]"  # CSI: colours, cursor movements
@@ -105,16 +105,17 @@ def pieces(
                 kept = b""
         else:
             if lost:
-                end = _first_break(chunk, 0, chunk.find(b"\n") if b"\n" in chunk else cut)
+                skip = _first_break(chunk, 0, chunk.find(b"\n") if b"\n" in chunk else cut)
                 too_long(number)
-                number += chunk[end - 1] == ord("\n")
-                lost, kept, chunk, cut = 0, b"", chunk[end:], cut - end
-            block, kept = kept + chunk[:cut], chunk[cut:]
+                number += chunk[skip - 1] == ord("\n")
+                lost, kept, chunk, cut = 0, b"", chunk[skip:], cut - skip
+            block, end = (kept + chunk, len(kept) + cut) if kept else (chunk, cut)
+            kept = chunk[cut:]
             if find is None:
-                yield from _all(block, number, too_long)
+                yield from _all(block[:end], number, too_long)
             else:
-                yield from find(block, number, too_long)
-            number += _breaks(block, 0, len(block))
+                yield from find(block, end, number, too_long)
+            number += _breaks(block, 0, end)
         chunk = stream.read(_CHUNK)
     if lost or len(kept) > MAX_LINE:
         too_long(number)
@@ -136,10 +137,10 @@ def _all(block: bytes, number: int, too_long: Callable[[int], None]) -> Iterator
 
 def _finder(
     needles: tuple[bytes, ...],
-) -> Callable[[bytes, int, Callable[[int], None]], Iterator[Piece]]:
-    """Return a function like `_all` for the pieces that have one of the needles."""
+) -> Callable[[bytes, int, int, Callable[[int], None]], Iterator[Piece]]:
+    """Return a function like `_all` for the pieces of block[:stop] that have one of the needles."""
 
-    def find(block: bytes, number: int, too_long: Callable[[int], None]) -> Iterator[Piece]:
+    def find(block: bytes, stop: int, number: int, too_long: Callable[[int], None]) -> Iterator[Piece]:
         present = tuple(
             needle for needle in needles if needle in block
         )  # far faster than a search for any of them
@@ -149,16 +150,16 @@ def _finder(
         start, newline = 0, -1
         while True:
             if len(present) == 1:
-                at = block.find(one, start)
+                at = block.find(one, start, stop)
             else:
-                found = several.search(block, start)
+                found = several.search(block, start, stop)
                 at = -1 if found is None else found.start()
             if at < 0:
                 return
             begin = max(block.rfind(b"\n", start, at), block.rfind(b"\r", start, at), start - 1) + 1
             if newline < at:  # looked for once a line, however many carriage returns are in it
-                newline = block.find(b"\n", at)
-                newline = len(block) if newline < 0 else newline
+                newline = block.find(b"\n", at, stop)
+                newline = stop if newline < 0 else newline
             end = _first_break(block, at, newline) - 1
             if begin > start:
                 number += _breaks(block, start, begin)
