@@ -2,8 +2,8 @@
 
 A console log is made in a temporary folder and read. The CPU time is given as a multiple of that of
 ``grep -c 'step:'`` on the same file, both the least of several rounds, and wall times beside it, which a busy machine
-spoils; then the memory that reading takes, and that for a log a tenth the size. Metric lines are verl's, about a hundred
-keys behind a coloured prefix of Ray; the rest is what workers print. A log of nearly nothing but metric lines is the
+spoils; then the memory that reading takes, and that for a log a tenth the size. Metric lines are those of verl, about a
+hundred keys behind a prefix of Ray; the rest is what workers print. A log of nearly nothing but metric lines is the
 worst case, and given beside it: no run has the steps to make a gigabyte of those.
 """
 
