@@ -116,9 +116,11 @@ def _candidate(
     table = results(case.original, experiment, card, metrics)
     others = [k for k in range(len(order)) if k != c]
     d = float(gaps.d_C[c])
-    # What explains nothing has no rivals worth naming: all such candidates look alike.
-    able = case.explained(d) >= settings.explained / 2
-    alike = sorted((k for k in others if able and gaps.alike(c, k)), key=lambda k: float(gaps.d_C[k]))
+    # What explains next to nothing has no rivals worth naming, and is none: all such candidates look alike.
+    able = [k for k in range(len(order)) if case.explained(float(gaps.d_C[k])) >= settings.explained / 2]
+    alike = sorted(
+        (k for k in others if {c, k} <= set(able) and gaps.alike(c, k)), key=lambda k: float(gaps.d_C[k])
+    )
     rivals = tuple(replays[order[k]].fault for k in alike)
     nearest = gaps.nearest_rival(c)
     gap = gaps.gap(c, nearest) if nearest is not None else None
