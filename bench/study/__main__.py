@@ -18,7 +18,7 @@ from diagnose.console import Terminal
 from diagnose.jobs import cores
 from diagnose.selftest.arena import FULL, QUICK, Arena, open_arena
 from diagnose.selftest.fill import fill, plan
-from diagnose.selftest.report import Section, markdown, show
+from diagnose.selftest.report import Section, markdown, scoring_key, show
 from diagnose.store import read_json, write_json, write_text
 from taxonomy.registry import library
 
@@ -59,13 +59,15 @@ def main() -> None:
     study = incidents.Study(bank, arena, arguments.workers or cores(), quick=arguments.quick)
     kept = arguments.runs / "study.json"
     found = {} if arguments.quick else read_json(kept) or {}
+    if found.pop("scoring", None) != scoring_key():
+        found = {}  # parts that another scoring made don't belong on this page
     for name in chosen:
         sections = PARTS[name](study)
         show(sections, terminal)
         found[name] = [item.to_json() for item in sections]
         if not arguments.quick:
             arguments.runs.mkdir(parents=True, exist_ok=True)
-            write_json(kept, found)  # parts of earlier calls stay in the page
+            write_json(kept, found | {"scoring": scoring_key()})  # parts of earlier calls stay in the page
     if not arguments.quick:
         every = [Section.from_json(item) for name in PARTS for item in found.get(name, ())]
         write_text(arguments.out, markdown("The study of the scoring", COMMAND, every))

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from diagnose.bank import Bank
 from diagnose.selftest import summary
 from diagnose.selftest.arena import SPINE, Arena
-from diagnose.selftest.command import compared_tasks, pairs
+from diagnose.selftest.command import CHOSEN_ON, LEFT_OUT, compared_tasks, pairs
 from diagnose.selftest.command import controls as controls_section
 from diagnose.selftest.report import Section, figures, number
 from diagnose.selftest.summary import Figure
@@ -111,14 +111,12 @@ def spine(study: Study) -> list[Section]:
             *summary.further(items, categories),
         ]
 
-    text = (
-        f"Candidates are all {len(study.arena.faults)} faults. Incidents of the spine's faults were looked at while "
-        "thresholds were chosen (other seeds than these); the other families were left out of every choice, so their "
-        "figures are the test of it. Detectable incidents only; detectability is decided from healthy seeds."
-    )
+    text = f"Candidates are all {len(study.arena.faults)} faults. Detectable incidents only. {CHOSEN_ON}"
+    untouched = [item for item in others if categories[item.incident.truth[0]] in LEFT_OUT]
     return [
         figures(f"The {len(SPINE)} faults of the spine", bars(own), text),
         *([figures("All other faults", bars(others))] if others else []),
+        *([figures("Of these, the families left out of every choice", bars(untouched))] if untouched else []),
     ]
 
 

@@ -7,6 +7,7 @@ import os
 import platform
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from diagnose.console import Terminal
@@ -73,6 +74,15 @@ def figures(title: str, rows: Iterable[Figure], *text: str) -> Section:
     return Section(title, text, FIGURES, tuple(map(figure_row, rows)))
 
 
+def scoring_key() -> str:
+    """Return a hash over the scoring: its thresholds and its sources."""
+    import diagnose.score
+
+    folder = Path(diagnose.score.__path__[0])
+    sources = [(path.name, path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*.py"))]
+    return content_key(asdict(DEFAULT), sources)
+
+
 def provenance(command: str) -> tuple[str, ...]:
     """Return what a result rests on: the command, the scoring's thresholds, the class of machine; no date, no path."""
     known = versions()
@@ -82,7 +92,7 @@ def provenance(command: str) -> tuple[str, ...]:
     )
     return (
         f"Written by `{command}`; do not edit.",
-        f"Thresholds of the scoring: `{content_key(asdict(DEFAULT))}`. Machine: {machine}.",
+        f"Scoring: thresholds `{content_key(asdict(DEFAULT))}`, with its sources `{scoring_key()}`. Machine: {machine}.",
     )
 
 

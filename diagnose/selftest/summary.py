@@ -166,14 +166,15 @@ def doubles(trials: Sequence[Trial]) -> list[Figure]:
     ]
 
 
-def groups(trials: Sequence[Trial]) -> dict[str, list[Trial]]:
-    """Return trials by how their incident differs from the replays."""
+def groups(trials: Sequence[Trial], categories: Mapping[str, str]) -> dict[str, list[Trial]]:
+    """Return trials by how their incident differs from the replays, and by category."""
     found: dict[str, list[Trial]] = {}
     for item in trials:
         case = item.incident
         found.setdefault(f"recipe: {case.recipe}", []).append(item)
         found.setdefault(f"strength {case.strength:g}", []).append(item)
         found.setdefault(f"from step {case.from_step}", []).append(item)
+        found.setdefault(f"category: {categories[case.truth[0]]}", []).append(item)
         seen = "seen" if case.truth[0] in SPINE else "unseen"
         found.setdefault(f"faults {seen} when thresholds were chosen", []).append(item)
     order = {f"recipe: {DEFAULT}": 0}
