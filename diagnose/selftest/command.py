@@ -34,9 +34,9 @@ LEFT_OUT = ("numerics", "optimization")
 """Categories whose faults, those of the spine apart, were left out of every choice."""
 
 CHOSEN_ON = (
-    f"Thresholds were chosen on simulated curves and on incidents of the spine's {len(SPINE)} faults (other seeds); the "
-    "rule that a candidate which explains next to nothing is nobody's rival, on the framework and routing faults. The other "
-    "numerics and optimization faults were left out of every choice."
+    f"Thresholds were chosen on simulated curves and on incidents of the spine's {len(SPINE)} faults (other seeds). "
+    "The rule that a candidate which explains next to nothing is nobody's rival was chosen on the framework and "
+    "routing faults. The other numerics and optimization faults were left out of every choice."
 )
 
 

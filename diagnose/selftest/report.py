@@ -92,7 +92,8 @@ def provenance(command: str) -> tuple[str, ...]:
     )
     return (
         f"Written by `{command}`; do not edit.",
-        f"Scoring: thresholds `{content_key(asdict(DEFAULT))}`, with its sources `{scoring_key()}`. Machine: {machine}.",
+        f"Scoring: thresholds `{content_key(asdict(DEFAULT))}`, with its sources `{scoring_key()}`.",
+        f"Machine: {machine}.",
     )
 
 
