@@ -8,14 +8,15 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 PLAYBOOK ?= playbooks/kl_spike.yaml
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-test run test bench accept families study selftest figures clean distclean verl-env test-verl verl-resolve
+.PHONY: help setup setup-test run test bench triage-bars accept families study selftest figures clean distclean verl-env test-verl verl-resolve
 
 help:
 	@echo "make setup   the environment, in $(VENV)"
 	@echo "make run     set-up, then: diagnose run $(PLAYBOOK)"
 	@echo "make test    set-up with the test extras, then lint, types, layers and the whole suite"
-	@echo "make bench   set-up, then CPU seconds a step, seconds to build, wall time of the playbook"
+	@echo "make bench   set-up, then CPU seconds a step, seconds to build, wall time of the playbook, cost of reading a log"
 	@echo "make families  every MoE family: made, cut, loaded back, held to the masked original (docs/families.md)"
+	@echo "make triage-bars  set-up, then what triage promises, without a training run"
 	@echo "make accept  set-up, then the spine's promises with real incidents (half an hour)"
 	@echo "make study   set-up, then every bar of the scoring, into docs/study.md (hours; STUDY=--quick: a minute)"
 	@echo "make selftest   set-up, then every fault hidden in turn, into docs/selftest.md (hours; shares make study's runs)"
@@ -61,9 +62,14 @@ test: setup-test
 
 bench: setup
 	$(BIN)/python -m bench.spine
+	$(BIN)/python -m bench.logs
 
 families: setup
 	$(BIN)/python -m bench.families --out docs/families.md
+
+# Incidents, negatives, healthy runs and the time of a triage; TRIAGE="--logs DIR --runs DIR" adds what lies elsewhere.
+triage-bars: setup
+	$(BIN)/python -m bench.triage $(TRIAGE)
 
 accept: setup
 	$(BIN)/python -m bench.accept

@@ -186,10 +186,14 @@ def _candidates(answer: Triage, cards: Library) -> Iterator[str]:
     if answer.ruled_out:
         yield ""
         yield f"Ruled out ({len(answer.ruled_out)})"
-        for item in answer.ruled_out[:OTHERS]:
-            yield from _wrap(f"{item.fault}: {item.ruled_out}", "  ", "      ")
-        if len(answer.ruled_out) > OTHERS:
-            yield f"  and {len(answer.ruled_out) - OTHERS} more (--json lists them)"
+        reasons: dict[str, list[str]] = {}
+        for item in answer.ruled_out:
+            reasons.setdefault(item.ruled_out, []).append(item.fault)
+        ordered = sorted(reasons.items(), key=lambda entry: -len(entry[1]))
+        for reason, faults in ordered[:OTHERS]:
+            yield from _wrap(f"{reason}: {', '.join(faults)}", "  ", "      ")
+        if rest := sum(len(faults) for _, faults in ordered[OTHERS:]):
+            yield f"  and {rest} more (--json lists them)"
     if answer.missing:
         yield ""
         yield from _wrap("Would decide, and is not known: " + ", ".join(answer.missing[:OTHERS]), "", "  ")
