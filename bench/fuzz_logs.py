@@ -172,8 +172,15 @@ def growth(path: Path, data: bytes, log_format: str | None) -> tuple[float, floa
     return (two / one if one > 0.01 else 0.0), 1e9 * two / (2 * len(base) or 1)
 
 
-def fuzz(name: str, budget: float, seed: int, keep: Path | None, say: Callable[[str], None]) -> Report:
-    """Fuzz one reader for so many seconds."""
+def fuzz(
+    name: str,
+    budget: float,
+    seed: int,
+    keep: Path | None,
+    say: Callable[[str], None],
+    clock: Callable[[], float],
+) -> Report:
+    """Fuzz one reader for so many seconds of a clock."""
     chance = random.Random(f"{name}-{seed}")
     report = Report(name)
     starts = seeds_of(name)
@@ -184,10 +191,10 @@ def fuzz(name: str, budget: float, seed: int, keep: Path | None, say: Callable[[
         raise Hang(f"still reading after {HANGS} s of CPU")
 
     signal.signal(signal.SIGPROF, hang)
-    begin, growing, cpu = time.monotonic(), 0.0, time.process_time()
+    begin, growing, cpu = clock(), 0.0, time.process_time()
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "input"
-        while time.monotonic() < begin + budget:
+        while clock() < begin + budget:
             data = mutate(chance.choice(starts), others, chance)
             log_format = forced if chance.random() < 0.8 else None
             path.write_bytes(data)
@@ -196,12 +203,12 @@ def fuzz(name: str, budget: float, seed: int, keep: Path | None, say: Callable[[
             try:
                 report.usable += attempt(path, log_format)
                 signal.setitimer(signal.ITIMER_PROF, 10 * HANGS)
-                if len(data) > 64 and growing < (time.monotonic() - begin) / 4:
-                    growing -= time.monotonic()
+                if len(data) > 64 and growing < (clock() - begin) / 4:
+                    growing -= clock()
                     ratio, cost = growth(path, data, log_format)
                     if ratio > GROWTH:  # once more: the machine may have been busy
                         ratio = min(ratio, growth(path, data, log_format)[0])
-                    growing += time.monotonic()
+                    growing += clock()
                     report.growth, report.slowest = max(report.growth, ratio), max(report.slowest, cost)
                     assert ratio <= GROWTH, f"twice the bytes take {ratio:.1f} times as long"
             except Exception as error:
@@ -224,6 +231,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--seconds", type=float, default=20.0, help="for each reader")
     parser.add_argument("--reader", action="append", choices=every, help="may be given several times [all]")
+    parser.add_argument("--cpu", action="store_true", help="count CPU seconds, for a machine that is busy")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--keep", type=Path, help="folder for inputs that failed")
     options = parser.parse_args(arguments)
