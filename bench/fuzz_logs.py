@@ -238,14 +238,17 @@ def main(arguments: list[str] | None = None) -> int:
     if options.keep is not None:
         options.keep.mkdir(parents=True, exist_ok=True)
     failed = 0
+
+    def tell(text: str) -> None:
+        print(text, file=sys.stderr, flush=True)
+
     print(
         f"{'reader':14} {'inputs':>8} {'usable':>7} {'cpu s':>6} {'growth':>7} {'ns/byte':>8} {'failures':>8}",
         flush=True,
     )
     for name in options.reader or every:
-        report = fuzz(
-            name, options.seconds, options.seed, options.keep, lambda text: print(text, file=sys.stderr)
-        )
+        clock = time.process_time if options.cpu else time.monotonic
+        report = fuzz(name, options.seconds, options.seed, options.keep, tell, clock)
         failed += len(report.failures)
         print(
             f"{name:14} {report.runs:8} {report.usable:7} {report.cpu:6.0f} {report.growth:7.2f} {report.slowest:8.0f}"
