@@ -6,7 +6,7 @@ import re
 
 HIDDEN = "‹redacted›"
 
-_KEY = r"[\w.-]*(?:token(?!i[sz])|secret|passw(?:or)?d|api[_-]?key|access[_-]?key|credential)[\w.-]*"
+_KEY = r"[\w.-]*(?:token(?!i[sz]|s\b)|secret|passw(?:or)?d|api[_-]?key|access[_-]?key|credential)[\w.-]*"
 _ASSIGNED = re.compile(
     rf"(?im)(?P<head>[\"']?\b{_KEY}[\"']?\s*[:=]\s*)(?P<value>\"[^\"\n]*\"|'[^'\n]*'|[^\s,}}#\]]+)"
 )

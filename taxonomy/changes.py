@@ -142,9 +142,7 @@ def jumps(log: Log, margins: Margins = DEFAULT) -> Iterator[Observation]:
         away_MB = x_MB[:, b : b + 2] - before_M[:, None]
         excess_M = np.abs(away_MB).min(1) - 2.5 * np.abs(drift_M)
         floor_M = np.array([max(m.floor, 2 * log.resolution.get(m.name, 0.0)) for m in metrics])
-        usual_M = np.array(
-            [usual(m.name) * HEAVY.get(m.name, 1.0) for m in metrics]
-        )  # within what healthy systems show, nothing jumps
+        usual_M = np.array([usual(m.name) * HEAVY.get(m.name, 1.0) for m in metrics])
         beyond_M = (away_MB[:, 0] * away_MB[:, 1] > 0) & (excess_M > np.maximum(c * s_M, floor_M))
         beyond_M &= np.abs(away_MB).min(1) > usual_M  # within what healthy systems show, nothing jumps
         for m in np.flatnonzero(beyond_M):
