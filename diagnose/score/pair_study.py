@@ -64,7 +64,7 @@ def _stretched(effects: Effects, rng: np.random.Generator, factor: float, spread
 
 
 def _sum(a: Effects, b: Effects) -> Effects:
-    return {name: a.get(name, 0.0) + b.get(name, 0.0) for name in {**a, **b}}
+    return {name: np.asarray(a.get(name, 0.0)) + np.asarray(b.get(name, 0.0)) for name in {**a, **b}}
 
 
 def pair_errors(
