@@ -96,6 +96,7 @@ def command(order: Order, terminal: Terminal) -> int:
         runs=len({bank.key(run, arena.by_path[run.model]) for runs in parts.values() for run in runs}),
         left_out=left_out,
         wall_s=time.monotonic() - begin,
+        refused=refused(bank, arena),
     )
     sections = report(found, categories, notes)
     if order.markdown:
@@ -109,13 +110,31 @@ def command(order: Order, terminal: Terminal) -> int:
     return 1 if bars and not order.quick else 0
 
 
+def refused(bank: Bank, arena: Arena) -> tuple[str, ...]:
+    """Return the faults that can't be put into this original."""
+    found: dict[str, list[bool]] = {}
+    for item in arena.single:
+        run = arena.run_of(item)
+        outcome = bank.outcome(bank.key(run, arena.by_path[run.model]))
+        found.setdefault(item.truth[0], []).append(outcome is not None and outcome.status != "completed")
+    return tuple(fault for fault, failed in found.items() if all(failed))
+
+
 @dataclass(frozen=True)
 class Notes:
-    """What a report says beside its figures."""
+    """What a report says beside its figures.
+
+    Attributes:
+        runs: Runs of the whole test.
+        left_out: Those that are missing.
+        wall_s: Seconds of this call.
+        refused: Faults that can't be put into this original.
+    """
 
     runs: int
     left_out: int
     wall_s: float
+    refused: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -192,12 +211,13 @@ def report(found: Found, categories: Mapping[str, str], notes: Notes) -> list[Se
     """Return the report."""
     seen = found.detectable
     faults = sorted({item.incident.truth[0] for item in found.single})
+    gone = f" Not to be put into this original: {', '.join(notes.refused)}." if notes.refused else ""
     missing = f" {notes.left_out} planned runs are missing." if notes.left_out else ""
     head = (
         f"{len(faults)} faults, each hidden in turn in the embedded original; {len(found.single)} incidents with one "
         f"fault, of which {len(seen)} moved more than healthy seeds of their recipe do (decided before any "
         f"diagnosis); {len(found.double)} with two, {len(found.healthy)} with none. {notes.runs} runs, "
-        f"{notes.wall_s / 60:.0f} minutes in this call.{missing}",
+        f"{notes.wall_s / 60:.0f} minutes in this call.{gone}{missing}",
         "Seeds are never those of replays; the middle injection step is 24 where replays have 21; the changed recipes "
         "are lr 1.2e-4, group_size 6, temperature 1.0, kl_coef 0.05, and replays never use them. Replays: strengths "
         "½, 1, 2 from step 1 and 1 from step 21, two seeds; the banked step nearest to the product's own is taken.",
@@ -316,6 +336,7 @@ def contract(found: Found, categories: Mapping[str, str], notes: Notes) -> dict[
         "faults": sorted({item.incident.truth[0] for item in found.single}),
         "runs": notes.runs,
         "left_out": notes.left_out,
+        "refused": list(notes.refused),
         "wall_s": notes.wall_s,
         "top1": bars["top-1 (a set counts 1/size)"].estimate.to_json(),
         "top3": bars["top-3"].estimate.to_json(),
