@@ -59,16 +59,16 @@ def _nothing(*_: Any) -> None:
 
 def install() -> list[tuple[ModuleType | type, str, Any]]:
     """Put the memories in place; return what was there, for `remove`."""
-    from diagnose.score import experiment, onset, ranking, score, system
+    from diagnose.score import align, experiment, noise, onset, ranking, score, shape, system
     from diagnose.selftest import detect
 
-    panel = Memory(score.panel)
+    panel = Memory(align.panel)
     new: list[tuple[ModuleType | type, str, Any]] = [
         *((module, "panel", panel) for module in (experiment, onset, score, system, detect)),
-        (system, "leave_one_out", Memory(system.leave_one_out)),
-        (system, "seed_scale", Memory(system.seed_scale)),
-        (score, "look", Memory(score.look)),
-        (score, "spike_limit", Memory(score.spike_limit)),
+        (system, "leave_one_out", Memory(noise.leave_one_out)),
+        (system, "seed_scale", Memory(noise.seed_scale)),
+        (score, "look", Memory(experiment.look)),
+        (score, "spike_limit", Memory(shape.spike_limit)),
         (ranking, "_interval", _nothing),
     ]
     curves = Memory(SeedSet.curves)

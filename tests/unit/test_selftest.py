@@ -9,10 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from diagnose.result import Verdict
-from diagnose.score.calibration import SeedSet
+from diagnose.score import experiment
+from diagnose.score import score as scoring
+from diagnose.score.calibration import Calibration, SeedSet
 from diagnose.score.onset import Onset
+from diagnose.score.plan import Replay
+from diagnose.score.score import score
 from diagnose.score.simulate import World
-from diagnose.selftest import incidents, summary
+from diagnose.selftest import incidents, memo, summary
 from diagnose.selftest.arena import (
     CONTROL_HEALTHY_SEEDS,
     FULL,
@@ -26,6 +30,7 @@ from diagnose.selftest.arena import (
 )
 from diagnose.selftest.detect import Movement, movement
 from diagnose.selftest.incidents import Incident
+from diagnose.selftest.memo import Memory
 from diagnose.selftest.report import Section, figure_row, markdown
 from diagnose.selftest.stats import (
     confusion,
@@ -35,7 +40,7 @@ from diagnose.selftest.stats import (
     share,
 )
 from diagnose.selftest.trial import Task, Trial, clock_start, nearest
-from taxonomy.registry import library
+from taxonomy.registry import Library, library
 
 CATEGORIES = {"a": "x", "b": "x", "c": "y"}
 
@@ -300,3 +305,40 @@ def test_a_non_finite_value_is_seen_however_quiet_the_rest():
     core = next(item for item in ("actor/grad_norm", "actor/pg_loss", "actor/loss") if item in values)
     broken = replace(run, values=values, nonfinite={core: (40,)})
     assert movement([broken], healthy(2, 99), SeedSet.from_curves(healthy(20, 0)), 1).event
+
+
+# --- the memory
+
+
+def test_a_memory_answers_what_the_function_answers_and_asks_it_once():
+    asked = []
+
+    def late_mean(runs, number):
+        asked.append(number)
+        return float(np.mean([run.values[WORLD.metrics[0]][-10:] for run in runs])) + number
+
+    remembered, runs = Memory(late_mean), healthy(3, 5)
+    assert [remembered(runs, 1.0), remembered(list(runs), 1.0)] == [late_mean(runs, 1.0)] * 2
+    assert remembered(runs[:2], 1.0) == late_mean(runs[:2], 1.0) != remembered(runs, 1.0)
+    assert remembered(runs, 2.0) == late_mean(runs, 2.0)
+    assert asked == [1.0, 1.0, 1.0, 1.0, 2.0, 2.0]
+    copies = healthy(3, 5)  # equal curves, other objects: not taken for the same, but the answer is
+    assert remembered(copies, 1.0) == late_mean(runs, 1.0)
+
+
+def test_scoring_says_the_same_with_a_memory():
+    rng = np.random.default_rng(6)
+    effect = {WORLD.metrics[2]: 12.0, WORLD.metrics[5]: -9.0}
+    given = (WORLD.runs(rng, 1, 60, effect), healthy(2, 7), healthy(2, 8))
+    replays = [Replay("a", WORLD.runs(rng, 2, 60, effect)), Replay("b", WORLD.runs(rng, 2, 60))]
+    calibration = Calibration(
+        SeedSet.from_curves(healthy(20, 9)), "", "", SeedSet.from_curves(healthy(20, 10))
+    )
+    plain = score(*given, replays, Library(), calibration=calibration)
+    there = memo.install()
+    try:
+        found = [scoring.score(*given, replays, Library(), calibration=calibration) for _ in range(2)]
+    finally:
+        memo.remove(there)
+    assert found == [plain, plain]
+    assert scoring.look is experiment.look
