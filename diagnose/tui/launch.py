@@ -10,7 +10,7 @@ from diagnose.events import EndEvent, from_line
 from diagnose.report.text import literal, number
 from diagnose.report.words import VERDICT_WORD
 from diagnose.result import Verdict
-from diagnose.store import RunFolder, list_runs, read_json
+from diagnose.store import RunFolder, list_runs, read_json, write_json
 from diagnose.tui import memory
 from diagnose.tui.plan import Choice, Incident, Launched, Order, PastRun, Plan, PlaybookEntry, Seen
 
@@ -130,6 +130,11 @@ class SessionBackend:
             return False
         folder.pause.touch()
         return True
+
+    def wish(self, folder: RunFolder, wish: str) -> Launched:
+        """Write down the wish where the runner looks for it, as the command line does."""
+        write_json(folder.wishes, {wish: True})
+        return self.resume(folder)
 
     def retry(self, folder: RunFolder, run: str) -> Launched:
         """Remove the replay's outcome: a run without one is not finished."""

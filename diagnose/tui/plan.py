@@ -187,6 +187,9 @@ class Backend(Protocol):
     def pause(self, folder: RunFolder) -> bool:
         """Let no further replay start, or let them start again; return whether it is paused now."""
 
+    def wish(self, folder: RunFolder, wish: str) -> Launched:
+        """Start a runner that does something beside the verdict: "probe" or "try_fix"."""
+
     def retry(self, folder: RunFolder, run: str) -> Launched:
         """Forget a failed replay and start a runner, which does it again."""
 

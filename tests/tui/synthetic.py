@@ -49,6 +49,7 @@ def card(fault: str) -> FaultCard:
         fix="Synchronise after every update.",
         sources=("a source",),
         parameters=(Parameter("every", 20, "updates between two syncs", "a source", scaling="proportional"),),
+        remedies=("old_from_trainer",),
         rivals=(Rival("rollout_precision", GAP, "Precision shows at once."),),
     )
 
@@ -186,6 +187,7 @@ class FakeBackend:
         self.stopped = 0
         self.paused = False
         self.retried: list[str] = []
+        self.wishes: list[str] = []
 
     def playbooks(self) -> tuple[PlaybookEntry, ...]:
         return (
@@ -253,6 +255,10 @@ class FakeBackend:
     def pause(self, folder: RunFolder) -> bool:
         self.paused = not self.paused
         return self.paused
+
+    def wish(self, folder: RunFolder, wish: str) -> Launched:
+        self.wishes.append(wish)
+        return Launched(folder)
 
     def retry(self, folder: RunFolder, run: str) -> Launched:
         self.retried.append(run)

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -509,6 +510,19 @@ async def test_pause_and_retry(backend: FakeBackend) -> None:
         await until(pilot, lambda: "r" in app.screen.active_bindings, "retry offered")
         await pilot.press("r")
         await until(pilot, lambda: backend.retried == ["stale_weights-x1-s1"], "retried")
+
+
+async def test_remedies_are_one_key_and_probes_only_for_a_set(backend: FakeBackend, tmp_path: Path) -> None:
+    first, *rest = kl_spike().score.ranking
+    alone = replace(kl_spike(), score=replace(kl_spike().score, ranking=(replace(first, rivals=()), *rest)))
+    play(Script(tmp_path / "old"), alone)
+    app = app_for(backend, tmp_path / "old")
+    async with app.run_test() as pilot:
+        await until(pilot, lambda: "Reproduced" in screen_text(app))
+        await until(pilot, lambda: "f" in app.screen.active_bindings, "remedies offered")
+        assert "b" not in app.screen.active_bindings
+        await pilot.press("f")
+        await until(pilot, lambda: backend.wishes == ["try_fix"], "started")
 
 
 async def test_help_and_palette_know_every_key(backend: FakeBackend, tmp_path: Path) -> None:

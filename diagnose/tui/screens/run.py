@@ -75,6 +75,20 @@ class RunScreen(Screen[None]):
             "x", "proxy", "Proxy", tooltip="Show what the proxy was cut from and what it kept", id="proxy"
         ),
         Binding("l", "log", "Log", tooltip="Show what runner and workers said", id="log"),
+        Binding(
+            "f",
+            "wish('try_fix')",
+            "Try fix",
+            tooltip="Try the remedies of the first candidate on the proxy",
+            id="fix",
+        ),
+        Binding(
+            "b",
+            "wish('probe')",
+            "Probe",
+            tooltip="Find the cheapest experiment that splits the candidates that look alike",
+            id="probe",
+        ),
         Binding("z", "pause", "Pause", tooltip="Let no further replay start, or go on", id="pause"),
         Binding("r", "retry", "Retry", tooltip="Do the failed replay under the cursor again", id="retry"),
         Binding("s", "stop", "Stop", tooltip="Stop the run; what is done is kept", id="stop"),
@@ -388,6 +402,8 @@ class RunScreen(Screen[None]):
         snapshot = self._snapshot
         if action == "stop":
             return snapshot.alive
+        if action == "wish":
+            return self._can_wish(str(parameters[0]))
         if action == "pause":
             return snapshot.alive
         if action == "retry":
@@ -409,6 +425,25 @@ class RunScreen(Screen[None]):
             return
         text = "Paused: replays under way end, no further one starts. z goes on." if paused else "Going on."
         self.app.call_from_thread(self.notify, text, markup=False)
+
+    def _can_wish(self, wish: str) -> bool:
+        """Whether a finished run has something to probe, or a remedy to try."""
+        snapshot = self._snapshot
+        first = best(snapshot.result) if snapshot.result is not None and not snapshot.alive else None
+        if first is None:
+            return False
+        card = self.diagnose.cards.cards.get(first.fault)
+        return bool(first.rivals) if wish == "probe" else card is not None and bool(card.remedies)
+
+    @work(thread=True, exclusive=True, group="stop")
+    def action_wish(self, wish: str) -> None:
+        """Start a runner for what is wanted beside the verdict; what it finds is in the verdict then."""
+        try:
+            launched = self.diagnose.backend.wish(self._launched.folder, wish)
+        except (DiagnoseError, OSError) as error:
+            self.app.call_from_thread(self.notify, literal(error), severity="error", markup=False)
+            return
+        self.app.call_from_thread(self._resumed, launched)
 
     @work(thread=True, exclusive=True, group="stop")
     def action_retry(self) -> None:
