@@ -187,6 +187,11 @@ class Arena:
         """Return the models by their path, as a bank wants them."""
         return {model.path: model for model in self.models.values()}
 
+    @property
+    def recipes(self) -> list[str]:
+        """Return the names of the recipes that take part."""
+        return [name for name in RECIPES if name == DEFAULT or self.scale.changed]
+
     def recipe(self, name: str) -> Recipe:
         """Return a recipe by name, at the length of this test."""
         found = self._recipes[name]
@@ -250,8 +255,7 @@ class Arena:
 
     def parts(self) -> dict[str, list[RunSpec]]:
         """Return all runs by part, the most valuable part first."""
-        recipes = [name for name in RECIPES if name == DEFAULT or self.scale.changed]
-        twins = {name: [*self.twins(name), *self.calibration(name)] for name in recipes}
+        twins = {name: [*self.twins(name), *self.calibration(name)] for name in self.recipes}
         parts = {
             "replays": self.lineup().runs,
             "twins": twins.pop(DEFAULT)[: len(TWIN_SEEDS) if self.shipped else None],

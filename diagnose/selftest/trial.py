@@ -7,13 +7,15 @@ where the two can't be the same.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from diagnose.bank import Bank
-from diagnose.calibrations import shipped_calibration
+from diagnose.calibrations import shipped_calibration, shipped_folder
 from diagnose.curves import Curves
 from diagnose.prepare import injection_step
 from diagnose.result import Direction, Score, Verdict
@@ -25,9 +27,10 @@ from diagnose.scoring import judge_witness
 from diagnose.selftest import memo
 from diagnose.selftest.arena import PROXY, SPINE_CONTROLS, Arena, Lineup, Replays
 from diagnose.selftest.detect import Movement, movement
-from diagnose.selftest.incidents import DEFAULT, Incident
+from diagnose.selftest.incidents import DEFAULT, RECIPES, Incident
 from diagnose.session import recipe_hash
-from proxy.specs import RunSpec
+from diagnose.store import read_json, write_json
+from proxy.specs import RunSpec, content_key
 
 MOVED = (Direction.UP, Direction.DOWN)
 
@@ -45,6 +48,11 @@ class Task:
     incident: Incident
     lineup: str = PROXY
     without: tuple[str, ...] = ()
+
+    @property
+    def id(self) -> str:
+        """A name that is unique within a line-up."""
+        return f"{self.incident.id} without {','.join(self.without)}" if self.without else self.incident.id
 
 
 COMPARED = "compared"
@@ -119,7 +127,17 @@ class Trial:
 
     def to_json(self) -> dict[str, Any]:
         """Return the trial as JSON-able data."""
-        return asdict(self) | {"incident": self.incident.id, "verdict": self.verdict.value}
+        return {name: value for name, value in asdict(self).items() if name != "task"}
+
+    @staticmethod
+    def from_json(task: Task, raw: Mapping[str, Any]) -> Trial:
+        """Return the trial of a task that `to_json` wrote."""
+        lists = {name: tuple(raw[name]) for name in ("ranking", "categories", "named", "together")}
+        return Trial(
+            **dict(raw)
+            | lists
+            | {"task": task, "movement": Movement(**raw["movement"]), "verdict": Verdict(raw["verdict"])}
+        )
 
 
 class Judge:
@@ -146,7 +164,7 @@ class Judge:
             return None
         if task.lineup == LOG_ONLY:
             return self._log_only(task, faulty, twins)
-        lineup = self._lineup(task.lineup)
+        lineup = self.lineup(task.lineup)
         healthy = self._curves(lineup.healthy)
         if not healthy:
             return None
@@ -225,7 +243,7 @@ class Judge:
         own = self._shipped.original if self._shipped is not None and recipe == DEFAULT else None
         seeds = own or self._seed_set(self._arena.calibration(recipe))
         on_file = self._shipped.proxy if self._shipped is not None and lineup == PROXY else None
-        proxy = on_file or self._seed_set(self._lineup(lineup).healthy)
+        proxy = on_file or self._seed_set(self.lineup(lineup).healthy)
         return Calibration(proxy, "", "", seeds) if proxy is not None else None, seeds
 
     def _seed_set(self, runs: Sequence[RunSpec]) -> SeedSet | None:
@@ -235,7 +253,8 @@ class Judge:
             self._seeds[keys] = SeedSet.from_curves(curves) if curves else None
         return self._seeds[keys]
 
-    def _lineup(self, name: str) -> Lineup:
+    def lineup(self, name: str) -> Lineup:
+        """Return what a line-up has to offer."""
         if name not in self._lineups:
             arena = self._arena
             if name == PROXY:
@@ -315,9 +334,50 @@ def _answer(task: Task) -> Trial | None:
 
 
 def trials(bank: Bank, arena: Arena, tasks: Sequence[Task], workers: int) -> list[Trial]:
-    """Return the diagnoses that the bank allows, in the order of the tasks, on several processes."""
-    if not tasks:
-        return []
-    with ProcessPoolExecutor(workers, initializer=_open, initargs=(bank, arena)) as pool:
-        found = list(pool.map(_answer, tasks, chunksize=8))
-    return [item for item in found if item is not None]
+    """Return the diagnoses that the bank allows, in the order of the tasks, on several processes.
+
+    They are kept in the bank, and found again as long as what they rest on is the same (`fingerprint`).
+    """
+    marks = {name: fingerprint(bank, arena, name) for name in {task.lineup for task in tasks}}
+    kept = {name: read_json(_file(bank, mark)) or {} for name, mark in marks.items()}
+    known = {task: kept[task.lineup].get(task.id) for task in tasks}
+    missing = [task for task in tasks if known[task] is None]
+    if missing:
+        with ProcessPoolExecutor(workers, initializer=_open, initargs=(bank, arena)) as pool:
+            for task, found in zip(missing, pool.map(_answer, missing, chunksize=8), strict=True):
+                if found is not None:
+                    kept[task.lineup][task.id] = known[task] = found.to_json()
+        for name, mark in marks.items():
+            _file(bank, mark).parent.mkdir(exist_ok=True)
+            write_json(_file(bank, mark), kept[name])
+    return [Trial.from_json(task, raw) for task in tasks if (raw := known[task]) is not None]
+
+
+def _file(bank: Bank, mark: str) -> Path:
+    return bank.home / "trials" / f"{mark}.json"
+
+
+def fingerprint(bank: Bank, arena: Arena, name: str) -> str:
+    """Return a hash over what the diagnoses of a line-up rest on: sources, cards, calibration, runs at hand."""
+    import diagnose
+    import taxonomy
+
+    ours, theirs = Path(diagnose.__path__[0]), Path(taxonomy.__path__[0])
+    sources = [
+        *ours.glob("score/*.py"),
+        *ours.glob("selftest/*.py"),
+        *ours.glob("triage/*.py"),
+        ours / "prepare.py",
+    ]
+    sources += [*theirs.glob("*.py"), *theirs.glob("cards/**/*.yaml"), *shipped_folder().glob("*.npz")]
+    lineup = Judge(bank, arena).lineup(PROXY if name == LOG_ONLY else name)
+    keys = [bank.key(run, arena.by_path[run.model]) for run in lineup.runs]
+    own = [arena.twins(recipe) + arena.calibration(recipe) for recipe in RECIPES]
+    keys += [bank.key(run, arena.by_path[run.model]) for runs in own for run in runs]
+    there = [key for key in keys if bank.outcome(key) is not None]
+    return content_key(name, [(path.name, file_digest(path)) for path in sorted(sources)], there)
+
+
+def file_digest(path: Path) -> str:
+    """Return a hash over a file."""
+    return hashlib.blake2b(path.read_bytes(), digest_size=16).hexdigest()

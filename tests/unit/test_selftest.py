@@ -1,5 +1,6 @@
 """The pure parts of the self-test: intervals, counting, the incidents, and who could have seen what."""
 
+import json
 import math
 from dataclasses import replace
 
@@ -187,6 +188,12 @@ def test_reports_say_what_does_not_hold():
     assert Section.from_json(section.to_json()) == section
     text = markdown("Title", "make study", [section])
     assert "`make study`" in text and "| x\\|y | 1 |" in text and "/" not in text.split("\n")[2]
+
+
+def test_a_trial_survives_the_bank():
+    found = trial("a", "ab", together=("a", "b"), severity=None)
+    assert Trial.from_json(found.task, json.loads(json.dumps(found.to_json()))) == found
+    assert replace(found.task, without=("a",)).id != found.task.id
 
 
 # --- incidents and replays
