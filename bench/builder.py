@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-TOKENS = 1024
+TOKENS = int(os.environ.get("BUILDER_TOKENS", "1024"))
 KEEP = {"qwen3": 48, "deepseek": 16}
 
 
@@ -40,7 +40,7 @@ def child(step: str, *arguments: object) -> dict[str, Any]:
 
 def peak() -> int:
     """Return this process's peak memory in bytes."""
-    from proxy.calibration import peak_memory
+    from proxy.walk import peak_memory
 
     return peak_memory()
 
@@ -70,9 +70,9 @@ def step_calibrate(folder: Path) -> dict[str, Any]:
     """Measure calibration: memory, time, and the pairs of token and expert that were computed."""
     import torch
 
-    from proxy.calibration import Pass
     from proxy.checkpoint import open_checkpoint
     from proxy.families import understand
+    from proxy.walk import Pass
 
     torch.set_num_threads(1)
     checkpoint = open_checkpoint(folder)

@@ -106,8 +106,8 @@ def streamed(folder: Path, whole: Any, layout: Any) -> str:
     """
     import numpy as np
 
-    from proxy.calibration import Pass
     from proxy.checkpoint import open_checkpoint
+    from proxy.walk import Pass
 
     rows = tokens().tolist()
     try:

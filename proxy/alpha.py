@@ -102,6 +102,6 @@ def predictions(
     checkpoint: Checkpoint, layout: Layout, rows: Rows, picked: Mapping[int, Selection] | None
 ) -> list[int]:
     """Return the most likely next token after every token of the rows; `picked` masks other experts."""
-    from proxy.calibration import Pass
+    from proxy.walk import Pass
 
     return Pass(checkpoint, layout, rows).predict(picked)

@@ -18,7 +18,7 @@ import numpy as np
 if TYPE_CHECKING:
     import torch
 
-    from proxy.calibration import Tally
+    from proxy.tally import Tally
 
 MEMORY_LIMIT = 2 << 30
 """Hidden states above this many bytes go to a file even where nothing is to be resumed."""
@@ -120,7 +120,7 @@ class Saved:
         """Return the layer to go on with, the sums of those before it, and the hidden states it takes."""
         import torch
 
-        from proxy.calibration import Tally
+        from proxy.tally import Tally
 
         with suppress(OSError, ValueError, KeyError, TypeError):
             state = json.loads((self.folder / "state.json").read_text())

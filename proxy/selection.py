@@ -66,51 +66,99 @@ def by_frequency(counts_E: Array, distance_EE: Array | None = None) -> list[int]
 def k_medoids(distance_EE: Array, start: Sequence[int]) -> Clustering:
     """Swap medoids for other experts, always by the best swap, until none lowers the loss.
 
-    The loss change of all K·(E−K) swaps is computed at once by the decomposition of FastPAM (Schubert and
-    Rousseeuw, "Faster k-Medoids Clustering", 2019), in O(E²) a round.
+    The loss change of all K·(E−K) swaps is known at once by the decomposition of FastPAM (Schubert and
+    Rousseeuw, "Faster k-Medoids Clustering", 2019). After a swap only the experts are gone through again whose
+    nearest or second medoid it concerns; before it ends, all are.
 
     Args:
         distance_EE: Symmetric distance with a zero diagonal.
         start: Medoids to start from, without repetition.
     """
-    medoids_K = np.array(start, np.intp)
     assert len(set(start)) == len(start) >= 1, start
-    start_loss = loss = float(distance_EE[:, medoids_K].min(axis=1).sum())
-    swaps = 0
-    while len(medoids_K) < len(distance_EE):
-        change_KC = _swap_changes(distance_EE, medoids_K)
-        slot, candidate = np.unravel_index(np.argmin(change_KC), change_KC.shape)
-        swapped_K = medoids_K.copy()
-        swapped_K[slot] = candidate
-        after = float(distance_EE[:, swapped_K].min(axis=1).sum())
-        if loss - after <= MIN_GAIN:
+    table = _Swaps(distance_EE, np.array(start, np.intp))
+    start_loss = table.loss
+    swaps, fresh = 0, True
+    while len(start) < len(distance_EE):
+        if table.swap():
+            swaps, fresh = swaps + 1, False
+        elif fresh:
             break
-        medoids_K, loss, swaps = swapped_K, after, swaps + 1
+        else:  # sums that were kept up to date drift by rounding: the last word is with fresh ones
+            table, fresh = _Swaps(distance_EE, table.medoids_K), True
+    medoids_K = table.medoids_K
     labels_E = distance_EE[:, medoids_K].argmin(axis=1)
     labels_E[medoids_K] = np.arange(len(medoids_K))  # a medoid at distance 0 from another still leads its own
     return Clustering(
         medoids=tuple(int(medoid) for medoid in medoids_K),
         labels=tuple(int(label) for label in labels_E),
-        loss=loss,
+        loss=table.loss,
         start_loss=start_loss,
         swaps=swaps,
     )
 
 
-def _swap_changes(distance_EE: Array, medoids_K: Indices) -> Array:
-    """Return the loss change of swapping each medoid for each expert, [K, C]; swaps with medoids are +inf."""
-    to_medoids_EK = distance_EE[:, medoids_K]
-    nearest_E = to_medoids_EK.argmin(axis=1)
-    near_E1 = to_medoids_EK.min(axis=1, keepdims=True)
-    with_none_EK = np.hstack((to_medoids_EK, np.full_like(near_E1, np.inf)))  # a lone medoid has no second
-    second_E1 = np.partition(with_none_EK, 1, axis=1)[:, 1:2]
-    gain_EC = np.minimum(distance_EE - near_E1, 0.0)  # the candidate joins, no medoid leaves
-    loss_EC = np.minimum(distance_EE, second_E1) - near_E1 - gain_EC  # and the expert's own medoid leaves
-    change_KC = np.zeros((len(medoids_K), len(distance_EE)))
-    np.add.at(change_KC, nearest_E, loss_EC)
-    change_KC += gain_EC.sum(axis=0)
-    change_KC[:, medoids_K] = np.inf
-    return change_KC
+class _Swaps:
+    """The loss change of swapping each medoid for each expert, kept up to date from swap to swap.
+
+    Attributes:
+        medoids_K: The medoids.
+        loss: Sum of distances to the nearest medoid.
+        change_KC: Loss change of a swap, without what the candidate gains where no medoid leaves.
+        gained_C: That gain (at most 0).
+    """
+
+    def __init__(self, distance_EE: Array, medoids_K: Indices) -> None:
+        experts = len(distance_EE)
+        self.distance_EE, self.medoids_K = distance_EE, medoids_K.copy()
+        self.nearest_E = np.zeros(experts, np.intp)
+        self.near_E, self.second_E = np.zeros(experts), np.zeros(experts)
+        self.gain_EC, self.loss_EC = np.zeros((experts, experts)), np.zeros((experts, experts))
+        self._look(np.arange(experts))
+        self.loss = float(self.near_E.sum())
+        owner_KE = np.arange(len(medoids_K))[:, None] == self.nearest_E
+        self.change_KC = owner_KE.astype(np.float64) @ self.loss_EC
+        self.gained_C = self.gain_EC.sum(axis=0)
+
+    def swap(self) -> bool:
+        """Make the best swap; return whether it lowers the loss (it is not made otherwise)."""
+        total_KC = self.change_KC + self.gained_C
+        total_KC[:, self.medoids_K] = np.inf
+        slot, candidate = np.unravel_index(np.argmin(total_KC), total_KC.shape)
+        before = self.medoids_K[slot]
+        swapped_K = self.medoids_K.copy()
+        swapped_K[slot] = candidate
+        loss = float(self.distance_EE[:, swapped_K].min(axis=1).sum())
+        if self.loss - loss <= MIN_GAIN:
+            return False
+        self.medoids_K, self.loss = swapped_K, loss
+        reach_E = np.minimum(self.distance_EE[:, candidate], self.distance_EE[:, before])
+        rows = np.flatnonzero(reach_E <= self.second_E)
+        self._add(rows, -1.0)
+        self._look(rows)
+        self._add(rows, 1.0)
+        return True
+
+    def _look(self, rows: Indices) -> None:
+        """Find nearest and second medoid of some experts, and what swaps mean for them."""
+        to_medoids_RK = self.distance_EE[np.ix_(rows, self.medoids_K)]
+        near_R1 = to_medoids_RK.min(axis=1, keepdims=True)
+        with_none_RK = np.hstack(
+            (to_medoids_RK, np.full_like(near_R1, np.inf))
+        )  # a lone medoid has no second
+        second_R1 = np.partition(with_none_RK, 1, axis=1)[:, 1:2]
+        gain_RC = np.minimum(self.distance_EE[rows] - near_R1, 0.0)  # the candidate joins, no medoid leaves
+        self.gain_EC[rows] = gain_RC
+        # … and the expert's own medoid leaves
+        self.loss_EC[rows] = np.minimum(self.distance_EE[rows], second_R1) - near_R1 - gain_RC
+        self.nearest_E[rows] = to_medoids_RK.argmin(axis=1)
+        self.near_E[rows], self.second_E[rows] = near_R1[:, 0], second_R1[:, 0]
+
+    def _add(self, rows: Indices, sign: float) -> None:
+        """Add the part of some experts to the sums."""
+        self.gained_C += sign * self.gain_EC[rows].sum(axis=0)
+        nearest_R = self.nearest_E[rows]
+        for slot in np.unique(nearest_R):
+            self.change_KC[slot] += sign * self.loss_EC[rows[nearest_R == slot]].sum(axis=0)
 
 
 def select_clustered(

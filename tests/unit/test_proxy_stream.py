@@ -15,7 +15,7 @@ from bench import families as matrix
 from bench.zoo import KINDS, make
 from proxy.alpha import predictions, search_alpha, simplex
 from proxy.build import build
-from proxy.calibration import Pass, collect
+from proxy.calibration import collect
 from proxy.checkpoint import open_checkpoint
 from proxy.errors import BuildError
 from proxy.families import understand
@@ -23,6 +23,7 @@ from proxy.hidden import HiddenStates
 from proxy.manifest import checkpoint_hash
 from proxy.specs import BuildSpec
 from proxy.strategies import Request, strategy
+from proxy.walk import Pass
 from tests.fixtures import tiny_moe as tiny
 
 ROWS = tiny.rows(12)
