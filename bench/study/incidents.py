@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from diagnose.bank import Bank
 from diagnose.selftest import summary
@@ -13,6 +13,8 @@ from diagnose.selftest.command import controls as controls_section
 from diagnose.selftest.report import Section, figures, number
 from diagnose.selftest.summary import Figure
 from diagnose.selftest.trial import Task, Trial, trials
+
+WRONG = ("incident", "named instead", "movement (noise units)")
 
 
 @dataclass
@@ -87,7 +89,7 @@ def open_set(study: Study) -> list[Section]:
             "step and once in the middle; the true fault's card and replays are taken out. No other card is, though "
             "some share a mechanism with it at another place (the table below names what was taken for what).",
         ),
-        Section("False specifics", (), ("incident", "named instead", "movement (noise units)"), tuple(wrong)),
+        *([Section("False specifics", (), WRONG, tuple(wrong))] if wrong else []),
         figures(
             "Two faults at once",
             summary.doubles(seen),
@@ -106,10 +108,8 @@ def spine(study: Study) -> list[Section]:
     others = [item for item in seen if item.incident.truth[0] not in SPINE]
 
     def bars(items: Sequence[Trial]) -> list[Figure]:
-        return [
-            *summary.named_bars(items, categories, largest_set=2.0)[:3],
-            *summary.further(items, categories),
-        ]
+        truth, size, top1 = summary.named_bars(items, categories, largest_set=2.0)[:3]
+        return [truth, size, replace(top1, bar="", holds=None), *summary.further(items, categories)]
 
     text = f"Candidates are all {len(study.arena.faults)} faults. Detectable incidents only. {CHOSEN_ON}"
     untouched = [item for item in others if categories[item.incident.truth[0]] in LEFT_OUT]

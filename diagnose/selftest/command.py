@@ -92,10 +92,12 @@ def command(order: Order, terminal: Terminal) -> int:
     terminal.say("diagnosing")
     found = diagnose(bank, arena, order.workers or cores())
     categories = {card.id: card.category for card in arena.library.cards.values()}
+    keys = {bank.key(run, arena.by_path[run.model]) for runs in parts.values() for run in runs}
     notes = Notes(
-        runs=len({bank.key(run, arena.by_path[run.model]) for runs in parts.values() for run in runs}),
+        runs=len(keys),
         left_out=left_out,
         wall_s=time.monotonic() - begin,
+        cpu_s=sum(outcome.cpu_s for key in keys if (outcome := bank.outcome(key))),
         refused=refused(bank, arena),
     )
     sections = report(found, categories, notes)
@@ -128,12 +130,14 @@ class Notes:
         runs: Runs of the whole test.
         left_out: Those that are missing.
         wall_s: Seconds of this call.
+        cpu_s: CPU seconds of all runs, those of earlier calls too.
         refused: Faults that can't be put into this original.
     """
 
     runs: int
     left_out: int
     wall_s: float
+    cpu_s: float
     refused: tuple[str, ...] = ()
 
 
@@ -216,8 +220,8 @@ def report(found: Found, categories: Mapping[str, str], notes: Notes) -> list[Se
     head = (
         f"{len(faults)} faults, each hidden in turn in the embedded original; {len(found.single)} incidents with one "
         f"fault, of which {len(seen)} moved more than healthy seeds of their recipe do (decided before any "
-        f"diagnosis); {len(found.double)} with two, {len(found.healthy)} with none. {notes.runs} runs, "
-        f"{notes.wall_s / 60:.0f} minutes in this call.{gone}{missing}",
+        f"diagnosis); {len(found.double)} with two, {len(found.healthy)} with none. {notes.runs} runs of "
+        f"{notes.cpu_s / 3600:.1f} hours of processor time.{gone}{missing}",
         "Seeds are never those of replays; the middle injection step is 24 where replays have 21; the changed recipes "
         "are lr 1.2e-4, group_size 6, temperature 1.0, kl_coef 0.05, and replays never use them. Replays: strengths "
         "½, 1, 2 from step 1 and 1 from step 21, two seeds; the banked step nearest to the product's own is taken.",
@@ -338,6 +342,7 @@ def contract(found: Found, categories: Mapping[str, str], notes: Notes) -> dict[
         "left_out": notes.left_out,
         "refused": list(notes.refused),
         "wall_s": notes.wall_s,
+        "cpu_s": notes.cpu_s,
         "top1": bars["top-1 (a set counts 1/size)"].estimate.to_json(),
         "top3": bars["top-3"].estimate.to_json(),
         "category": bars["category (share of the answer)"].estimate.to_json(),

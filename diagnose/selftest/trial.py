@@ -363,12 +363,8 @@ def fingerprint(bank: Bank, arena: Arena, name: str) -> str:
     import taxonomy
 
     ours, theirs = Path(diagnose.__path__[0]), Path(taxonomy.__path__[0])
-    sources = [
-        *ours.glob("score/*.py"),
-        *ours.glob("selftest/*.py"),
-        *ours.glob("triage/*.py"),
-        ours / "prepare.py",
-    ]
+    parts = [ours / "selftest" / f"{part}.py" for part in ("trial", "detect", "memo", "arena", "incidents")]
+    sources = [*ours.glob("score/*.py"), *ours.glob("triage/*.py"), ours / "prepare.py", *parts]
     sources += [*theirs.glob("*.py"), *theirs.glob("cards/**/*.yaml"), *shipped_folder().glob("*.npz")]
     lineup = Judge(bank, arena).lineup(PROXY if name == LOG_ONLY else name)
     keys = [bank.key(run, arena.by_path[run.model]) for run in lineup.runs]
