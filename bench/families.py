@@ -75,7 +75,7 @@ def check(kind: Kind, scratch: Path) -> Row:
         layout = understand(checkpoint)
         manifest = build(BuildSpec(str(original), str(proxy), KEEP, strategy="random"))
     except ProxyError as error:
-        return Row(kind.name, note=f"refused: {error}")
+        return Row(kind.name, note=f"refused: {str(error).removeprefix(f'{original}: ')}")
     kept = {int(layer): tuple(entry["kept"]) for layer, entry in manifest["layers"].items()}
     owner = {int(layer): tuple(entry["owner"]) for layer, entry in manifest["layers"].items()}
     roles = {part.role for part in layout.parts.values()}
