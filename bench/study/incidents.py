@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from diagnose.bank import Bank
 from diagnose.selftest import summary
 from diagnose.selftest.arena import SPINE, Arena
-from diagnose.selftest.command import CHOSEN_ON, LEFT_OUT, compared_tasks, pairs
+from diagnose.selftest.command import CHOSEN_ON, LEFT_OUT, compared_tasks, pair_sections, pairs
 from diagnose.selftest.command import controls as controls_section
 from diagnose.selftest.report import Section, figures, number
 from diagnose.selftest.summary import Figure
@@ -66,7 +66,6 @@ def open_set(study: Study) -> list[Section]:
         if here.intersection(rival.fault for rival in arena.library[item.incident.truth[0]].rivals)
     ]
     unseen = [item for item in found if item.incident.truth[0] not in SPINE]
-    seen = summary.detectable(double)
     rows = [
         summary.false_specific(found),
         summary.false_specific(
@@ -90,11 +89,7 @@ def open_set(study: Study) -> list[Section]:
             "some share a mechanism with it at another place (the table below names what was taken for what).",
         ),
         *([Section("False specifics", (), WRONG, tuple(wrong))] if wrong else []),
-        figures(
-            "Two faults at once",
-            summary.doubles(seen),
-            f"{len(seen)} incidents with two faults of different categories, both in the library.",
-        ),
+        *pair_sections(double, study.diagnose([Task(item) for item in arena.single])),
     ]
 
 

@@ -233,7 +233,7 @@ def report(found: Found, categories: Mapping[str, str], notes: Notes) -> list[Se
         ),
         figures("Beside the bars", [*summary.further(seen, categories), *_changed_alarms(found.healthy)]),
         _groups(seen, categories),
-        figures("Two faults at once", summary.doubles(summary.detectable(found.double))),
+        *pair_sections(found.double, found.single),
         controls("Controls", found.controls),
         _by_fault(found.single, categories),
         _confusions(seen),
@@ -251,6 +251,26 @@ def _changed_alarms(healthy: Sequence[Trial]) -> list[Figure]:
         replace(
             summary.alarms(changed), name="healthy logs of changed recipes called faulty", bar="", holds=None
         )
+    ]
+
+
+def pair_sections(double: Sequence[Trial], single: Sequence[Trial]) -> list[Section]:
+    """Return the sections on incidents with two faults: all, and those in which both show something."""
+    seen = summary.detectable(double)
+    visible = summary.both_visible(seen, single)
+    if not seen:
+        return []
+    return [
+        figures(
+            "Two faults at once",
+            summary.doubles(seen),
+            f"{len(seen)} detectable incidents with two faults of different categories, both in the library.",
+        ),
+        figures(
+            "Two faults at once, each detectable by itself",
+            summary.doubles(visible),
+            "Of these, the incidents in which neither fault is one that shows nothing alone.",
+        ),
     ]
 
 

@@ -7,7 +7,6 @@ import os
 import platform
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 from diagnose.console import Terminal
@@ -16,6 +15,7 @@ from diagnose.lab import versions
 from diagnose.score.settings import DEFAULT
 from diagnose.selftest.stats import Estimate
 from diagnose.selftest.summary import Figure
+from diagnose.selftest.trial import scoring_sources
 from proxy.specs import content_key
 
 
@@ -76,10 +76,7 @@ def figures(title: str, rows: Iterable[Figure], *text: str) -> Section:
 
 def scoring_key() -> str:
     """Return a hash over the scoring: its thresholds and its sources."""
-    import diagnose.score
-
-    folder = Path(diagnose.score.__path__[0])
-    sources = [(path.name, path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*.py"))]
+    sources = [(path.name, path.read_text(encoding="utf-8")) for path in scoring_sources()]
     return content_key(asdict(DEFAULT), sources)
 
 

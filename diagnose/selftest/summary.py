@@ -151,6 +151,25 @@ def strengths(trials: Iterable[Trial]) -> dict[str, float | None]:
     return {fault: least_detectable(rows) for fault, rows in seen.items()}
 
 
+def both_visible(double: Sequence[Trial], single: Sequence[Trial]) -> list[Trial]:
+    """Return incidents with two faults each of which was detectable in an incident of its own, same strength and step.
+
+    Where one of the two shows nothing by itself, naming the other alone is all that can be asked for.
+    """
+    seen = {
+        (item.incident.truth[0], item.incident.strength, item.incident.from_step)
+        for item in single
+        if item.movement.detectable and item.incident.recipe == DEFAULT
+    }
+    return [
+        item
+        for item in double
+        if all(
+            (fault, item.incident.strength, item.incident.from_step) in seen for fault in item.incident.truth
+        )
+    ]
+
+
 def doubles(trials: Sequence[Trial]) -> list[Figure]:
     """Return the figures on incidents with two faults."""
     n = len(trials)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from diagnose.bank import Bank
-from diagnose.calibrations import shipped_calibration, shipped_folder
+from diagnose.calibrations import shipped_calibration
 from diagnose.curves import Curves
 from diagnose.prepare import injection_step
 from diagnose.result import Direction, Score, Verdict
@@ -253,6 +253,13 @@ class Judge:
             self._seeds[keys] = SeedSet.from_curves(curves) if curves else None
         return self._seeds[keys]
 
+    def on_file(self) -> str:
+        """Return a hash over the shipped healthy seeds in use, "" without any."""
+        if self._shipped is None:
+            return ""
+        sets = [item for item in (self._shipped.proxy, self._shipped.original) if item is not None]
+        return digest(b"".join(item.values_SMN.tobytes() for item in sets))
+
     def lineup(self, name: str) -> Lineup:
         """Return what a line-up has to offer."""
         if name not in self._lineups:
@@ -364,16 +371,27 @@ def fingerprint(bank: Bank, arena: Arena, name: str) -> str:
 
     ours, theirs = Path(diagnose.__path__[0]), Path(taxonomy.__path__[0])
     parts = [ours / "selftest" / f"{part}.py" for part in ("trial", "detect", "memo", "arena", "incidents")]
-    sources = [*ours.glob("score/*.py"), *ours.glob("triage/*.py"), ours / "prepare.py", *parts]
-    sources += [*theirs.glob("*.py"), *theirs.glob("cards/**/*.yaml"), *shipped_folder().glob("*.npz")]
-    lineup = Judge(bank, arena).lineup(PROXY if name == LOG_ONLY else name)
+    sources = [*scoring_sources(), *ours.glob("triage/*.py"), ours / "prepare.py", *parts]
+    sources += [*theirs.glob("*.py"), *theirs.glob("cards/**/*.yaml")]
+    judge = Judge(bank, arena)
+    lineup = judge.lineup(PROXY if name == LOG_ONLY else name)
     keys = [bank.key(run, arena.by_path[run.model]) for run in lineup.runs]
     own = [arena.twins(recipe) + arena.calibration(recipe) for recipe in RECIPES]
     keys += [bank.key(run, arena.by_path[run.model]) for runs in own for run in runs]
     there = [key for key in keys if bank.outcome(key) is not None]
-    return content_key(name, [(path.name, file_digest(path)) for path in sorted(sources)], there)
+    files = [(path.name, digest(path.read_bytes())) for path in sorted(sources)]
+    return content_key(name, files, judge.on_file(), there)
 
 
-def file_digest(path: Path) -> str:
-    """Return a hash over a file."""
-    return hashlib.blake2b(path.read_bytes(), digest_size=16).hexdigest()
+def scoring_sources() -> list[Path]:
+    """Return the files that scoring rests on; the table of error rates is only quoted by it."""
+    import diagnose.score
+
+    return sorted(
+        path for path in Path(diagnose.score.__path__[0]).glob("*.py") if path.name != "error_rate_table.py"
+    )
+
+
+def digest(data: bytes) -> str:
+    """Return a hash over bytes."""
+    return hashlib.blake2b(data, digest_size=16).hexdigest()

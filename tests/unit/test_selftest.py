@@ -181,6 +181,12 @@ def test_two_faults_are_told_from_one():
     assert list(values.values()) == pytest.approx([1 / 3, 1 / 3, 2 / 3, 2 / 3])
 
 
+def test_a_pair_is_only_asked_for_where_both_faults_show():
+    single = [trial("a", "a"), trial("b", "b", seen=False), trial("c", "c"), trial("b", "b", strength=2.0)]
+    double = [trial("ab", "a"), trial("ac", "a"), trial("bc", "c", strength=2.0)]
+    assert summary.both_visible(double, single) == [double[1]]
+
+
 def test_reports_say_what_does_not_hold():
     figure = summary.at_least("top-1", share(1, 4), 0.85)
     assert figure_row(figure)[-1] == "**does not hold**"
