@@ -199,6 +199,8 @@ def _extra(
 
 
 PAUSE_POLL_S = 0.2
+LEAST_REPLAYS = 2
+"""Replays with a fault that are run even where the budget is spent: the likeliest candidates."""
 BREADTH = 0.75
 """Share of a budget that the first rung of a race may use: what it leaves is for the depth of those in front."""
 
@@ -220,6 +222,7 @@ class Replays:
         self._planned: dict[str, PlannedRun] = {}
         self._model_hash = manifest(folder)["proxy_hash"]
         self._durations: list[float] = []
+        self._taken_up: set[str] = set()
         self._spent_before = 0.0
         self._begin = begin
         kept = read_json(folder.race)
@@ -318,6 +321,7 @@ class Replays:
         same = (read_json(home / "spec.json") or {}).get("key") == run.spec.key(self._model_hash)
         if outcome and same and logged_steps(home / "metrics.jsonl") >= outcome.steps:
             self._note_end(run, outcome)
+            self._taken_up.add(run.id)
             self._spent_before += outcome.wall_s / self._session.workers
             return True
         self._tell(run, "queued")
@@ -328,7 +332,7 @@ class Replays:
         while missing or self._pool.outstanding:
             while missing and self._pool.free and not self._is_paused():
                 run = missing.popleft()
-                if run.planned is None or self._fits(share):
+                if run.planned is None or self._is_due() or self._fits(share):
                     self._submit(run)
                 else:
                     self._left_out.add(run.id)
@@ -349,6 +353,11 @@ class Replays:
             return False
         return True
 
+    def _is_due(self) -> bool:
+        """Whether a replay runs whatever it costs: without a candidate or two there is no answer at all."""
+        candidates = sum(1 for run in self._taken_up if self._planned[run].planned is not None)
+        return candidates < min(self._session.workers, LEAST_REPLAYS)
+
     def _fits(self, share: float) -> bool:
         """Whether a further replay is likely to end within a share of the budget."""
         if not self._session.budget_s:
@@ -363,6 +372,7 @@ class Replays:
         for stale in ("outcome.json", "metrics.jsonl"):
             (home / stale).unlink(missing_ok=True)
         write_json(home / "spec.json", {"key": run.spec.key(self._model_hash), "spec": asdict(run.spec)})
+        self._taken_up.add(run.id)
         self._pool.submit(Job(run.id, "run", asdict(run.spec), str(home)))
 
     def _take(self, event: Any) -> None:

@@ -146,6 +146,8 @@ def what_to_do(result: Result) -> tuple[str, ...]:
         steps.append("Widen the candidates, or look outside the library: data, reward, infrastructure.")
     elif verdict == Verdict.INCONCLUSIVE and result.failures:
         steps.append("Replays failed: read the workers' logs in the run folder, then resume the run.")
+    elif verdict == Verdict.INCONCLUSIVE and result.not_tried and not _replayed(result):
+        steps.append("No candidate was replayed in time: run it again with more of it (--budget 600).")
     elif verdict == Verdict.INCONCLUSIVE:
         steps.append(
             "Give it more to go on: a longer log first of all, then a healthy twin of the run (if there is none), "
@@ -216,6 +218,11 @@ def probes_found(result: Result) -> tuple[str, ...]:
         return found
     command = f"diagnose run --resume {result.run_dir} --probe"
     return (f"Cheap experiments on your system that would split the set: {literal(command)}",)
+
+
+def _replayed(result: Result) -> bool:
+    """Whether any candidate has a replay that could be scored."""
+    return any(candidate.metrics for candidate in result.score.ranking)
 
 
 def movement(direction: Direction, kind: AnomalyType) -> str:
