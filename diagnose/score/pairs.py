@@ -59,10 +59,10 @@ def find_pair(ranking: Sequence[Candidate], signatures: Mapping[str, Signature],
     """Return the best pair of candidates where two are clearly needed, else None.
 
     Of all pairs of which each member moves a metric the right way that the other doesn't, the one that is nearest to
-    the incident counts, and must explain `explained` of it, as any answer must. Its gain is taken over every single
-    candidate at every strength up to `amplitude` times weaker or stronger (its effect multiplied), because a second
-    fault must not stand in for a first one that is stronger in the original. The gain must be at least `pair_gain`,
-    and its interval (bootstrap over seeds and metrics, as for specificity) must lie above 0.
+    the incident counts, and must explain `explained_specific` of it. Its gain is taken over every single candidate at
+    every strength up to `amplitude` times weaker or stronger (its effect multiplied), because a second fault must not
+    stand in for a first one that is stronger in the original. The gain must be at least `pair_gain`, and its interval
+    (bootstrap over seeds and metrics, as for specificity) must lie above 0.
 
     Args:
         ranking: Scored candidates.
@@ -87,7 +87,7 @@ def find_pair(ranking: Sequence[Candidate], signatures: Mapping[str, Signature],
 
     first, second = min(pairs, key=lambda pair: far(superposed(*(signatures[fault] for fault in pair))))
     both = superposed(signatures[first], signatures[second])
-    if case.explained(far(both)) < settings.explained:
+    if case.explained(far(both)) < settings.explained_specific:
         return None
     factors = settings.amplitude ** np.linspace(-1, 1, 9)
     singles = [
