@@ -109,7 +109,7 @@ def test_a_fault_that_a_model_cannot_have_is_an_answer(tmp_path, bank):
 def test_a_time_limit_leaves_out_what_it_cuts_off(bank, log, monkeypatch):
     monkeypatch.setenv("FAKE_STEP_S", "0.1")
     filled = bank.fill(runs(*range(1, 9)), MODELS, limit_s=0.2)
-    assert filled.made == 2 and filled.left_out == 6
+    assert 1 <= filled.made <= 2 and filled.made + filled.left_out == 8  # what was under way is waited for
 
 
 def test_proxies_are_built_once_wherever_they_were_to_go(bank, log):

@@ -191,7 +191,7 @@ extra: 1
         (
             11,
             13,
-            "unknown strategy 'multiview': choose multi_view, merge, frequency, random, first_k, "
+            "unknown strategy 'multiview': choose multi_view, merge, frequency, reap, random, first_k, "
             "or some of router+coactivation+context joined by '+'",
         ),
         (12, 10, "must be three weights ≥ 0, not all 0: router, co-activation, context"),
