@@ -109,7 +109,7 @@ def test_a_spent_budget_ends_the_race_and_stays_spent(tmp_path):
     assert len(answer["ranking"]) == 1  # one worker: the likeliest candidate is replayed whatever it costs
     assert all("budget of 0.1 s" in reason for reason in answer["not_tried"].values())
     before = len(lab.started())
-    code, again, _ = lab.run("run", "--resume", lab.out, "--json")
+    _, again, _ = lab.run("run", "--resume", lab.out, "--json")
     assert same(json.loads(again)) == same(answer) and len(lab.started()) == before
 
 
