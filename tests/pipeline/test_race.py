@@ -104,7 +104,7 @@ def test_the_number_of_workers_does_not_change_the_race(tmp_path, raced):
 
 def test_a_spent_budget_ends_the_race_and_stays_spent(tmp_path):
     lab = racing(tmp_path, seconds=0.1)
-    code, out, _ = lab.run("run", "playbook.yaml", "--out", lab.out, "--json", "--workers", "1")
+    _, out, _ = lab.run("run", "playbook.yaml", "--out", lab.out, "--json", "--workers", "1")
     answer = json.loads(out)
     assert len(answer["ranking"]) == 1  # one worker: the likeliest candidate is replayed whatever it costs
     assert all("budget of 0.1 s" in reason for reason in answer["not_tried"].values())
