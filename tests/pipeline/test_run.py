@@ -118,7 +118,7 @@ def test_too_short_a_log_is_inconclusive(lab):
 
 def test_a_spent_budget_lists_what_was_not_tried(lab):
     lab.write_playbook(more="budget: {seconds: 0.1}")
-    code, out, err = lab.run("run", "playbook.yaml", "--out", lab.out, "--json", FAKE_STEP_S="0.01")
+    _, out, err = lab.run("run", "playbook.yaml", "--out", lab.out, "--json", FAKE_STEP_S="0.01")
     answer = json.loads(out)
     assert set(answer["not_tried"]) == {"reward_flipped"}  # the first two are run whatever they cost
     assert {item["fault"] for item in answer["ranking"]} == {"excess_inner_epochs", "learning_rate_too_high"}
