@@ -214,7 +214,11 @@ def probes_found(result: Result) -> tuple[str, ...]:
     found = tuple(literal(item.advice) for item in result.probes if item.advice)
     first = best(result)
     open_set = first is not None and first.rivals and result.score.verdict == Verdict.REPRODUCED_NOT_SPECIFIC
-    if found or not open_set or not result.run_dir or result.probes:
+    if result.probes and not found:
+        return (
+            f"None of the {len(result.probes)} probes splits the set: on the proxy they all come out alike.",
+        )
+    if found or not open_set or not result.run_dir:
         return found
     command = f"diagnose run --resume {result.run_dir} --probe"
     return (f"Cheap experiments on your system that would split the set: {literal(command)}",)
