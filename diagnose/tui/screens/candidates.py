@@ -2,32 +2,25 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, cast
-
 from rich.text import Text
-from textual import work
 from textual.app import ComposeResult
 from textual.binding import Binding
-from textual.screen import Screen
 from textual.widgets import DataTable, Static
 
-from diagnose.errors import DiagnoseError
 from diagnose.report.text import literal, number, seconds
 from diagnose.report.words import metric_title
 from diagnose.tui.keybar import KeyBar
 from diagnose.tui.plan import Choice, Launched, Order, Plan
+from diagnose.tui.screens.base import BaseScreen
 from diagnose.tui.screens.dialogs import AskScreen, CardScreen, ConfirmScreen
 from diagnose.tui.widgets import Crumbs, Message
 from taxonomy.symptoms import SYMPTOM_BY_ID
-
-if TYPE_CHECKING:
-    from diagnose.tui.app import DiagnoseApp
 
 MAX_SEEDS = 20
 MAX_STRENGTH = 1e6
 
 
-class CandidatesScreen(Screen[None]):
+class CandidatesScreen(BaseScreen):
     """A table of candidate faults; the marked ones will be replayed."""
 
     BINDINGS = [  # noqa: RUF012
@@ -54,11 +47,6 @@ class CandidatesScreen(Screen[None]):
         self._budget_s = plan.budget_s
         self._filter = ""
         self._starting = False
-
-    @property
-    def diagnose(self) -> DiagnoseApp:
-        """The application."""
-        return cast("DiagnoseApp", self.app)
 
     def compose(self) -> ComposeResult:
         """Lay out the screen."""
@@ -275,20 +263,14 @@ class CandidatesScreen(Screen[None]):
         faults = tuple(choice.fault for choice in self._plan.choices if choice.fault in self._marked)
         strengths = {fault: self._strengths[fault] for fault in faults if fault in self._strengths}
         self.query_one(Message).say("Starting …")
-        self._launch(Order(faults, self._seeds, strengths, self._budget_s))
-
-    @work(thread=True, exclusive=True, group="launch")
-    def _launch(self, order: Order) -> None:
-        try:
-            launched = self.diagnose.backend.start(self._plan, order)
-        except (DiagnoseError, OSError) as error:
-            self.app.call_from_thread(self._failed, error)
-            return
-        self.app.call_from_thread(self._launched, launched)
+        order = Order(faults, self._seeds, strengths, self._budget_s)
+        self.ask(
+            "launch", lambda: self.diagnose.backend.start(self._plan, order), self._launched, self._failed
+        )
 
     def _failed(self, error: Exception) -> None:
         self._starting = False
-        self.query_one(Message).fail(error)
+        self.say_error(error)
 
     def _launched(self, launched: Launched) -> None:
         self._starting = False

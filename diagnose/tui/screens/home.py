@@ -3,28 +3,23 @@
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
 
 from rich.text import Text
-from textual import work
 from textual.app import ComposeResult
 from textual.binding import Binding
 from textual.containers import Vertical
-from textual.screen import Screen
 from textual.suggester import Suggester
 from textual.widgets import Input, OptionList
 from textual.widgets.option_list import Option
 
-from diagnose.errors import DiagnoseError
 from diagnose.report.text import literal
 from diagnose.store import RunFolder
 from diagnose.tui.keybar import KeyBar
 from diagnose.tui.plan import Incident, Launched, PastRun, Plan, PlaybookEntry
+from diagnose.tui.screens.base import BaseScreen
 from diagnose.tui.widgets import Crumbs, Message
-
-if TYPE_CHECKING:
-    from diagnose.tui.app import DiagnoseApp
 
 PLAYBOOK_SUFFIXES = (".yaml", ".yml")
 
@@ -53,7 +48,16 @@ class PathSuggester(Suggester):
         return value + names[0][len(start) :] if names and len(names[0]) > len(start) else None
 
 
-class HomeScreen(Screen[None]):
+@dataclass(frozen=True)
+class Sources:
+    """What there is to start from."""
+
+    playbooks: tuple[PlaybookEntry, ...]
+    logs: tuple[Path, ...]
+    runs: tuple[PastRun, ...]
+
+
+class HomeScreen(BaseScreen):
     """One field for a path, and lists of what there is: playbooks, logs opened lately, past runs."""
 
     BINDINGS = [  # noqa: RUF012
@@ -67,15 +71,7 @@ class HomeScreen(Screen[None]):
     def __init__(self) -> None:
         """Make the screen."""
         super().__init__()
-        self._playbooks: tuple[PlaybookEntry, ...] = ()
-        self._logs: tuple[Path, ...] = ()
-        self._runs: tuple[PastRun, ...] = ()
-        self._filled = False
-
-    @property
-    def diagnose(self) -> DiagnoseApp:
-        """The application."""
-        return cast("DiagnoseApp", self.app)
+        self._found: Sources | None = None
 
     def compose(self) -> ComposeResult:
         """Lay out the screen."""
@@ -118,56 +114,47 @@ class HomeScreen(Screen[None]):
 
     def _pasted(self, text: str | None) -> None:
         if text:
-            self._keep(text)
+            backend = self.diagnose.backend
+            self.ask("paste", lambda: backend.keep_pasted(text), self.ask_incident, self.say_error)
 
-    @work(thread=True, exclusive=True, group="paste")
-    def _keep(self, text: str) -> None:
-        try:
-            path = self.diagnose.backend.keep_pasted(text)
-        except (DiagnoseError, OSError) as error:
-            self.app.call_from_thread(self.query_one(Message).fail, error)
-            return
-        self.app.call_from_thread(self.ask_incident, path)
-
-    @work(thread=True, exclusive=True, group="sources")
     def _load(self) -> None:
         backend = self.diagnose.backend
-        try:
-            found = backend.playbooks(), backend.recent_logs(), backend.past_runs()
-        except (DiagnoseError, OSError) as error:
-            self.app.call_from_thread(self.query_one(Message).fail, error)
-            return
-        self.app.call_from_thread(self._fill, *found)
+        self.ask(
+            "sources",
+            lambda: Sources(backend.playbooks(), backend.recent_logs(), backend.past_runs()),
+            self._fill,
+            self.say_error,
+        )
 
-    def _fill(
-        self, playbooks: tuple[PlaybookEntry, ...], logs: tuple[Path, ...], runs: tuple[PastRun, ...]
-    ) -> None:
-        if self._filled and (playbooks, logs, runs) == (self._playbooks, self._logs, self._runs):
+    def _fill(self, found: Sources) -> None:
+        if found == self._found:
             return
-        self._playbooks, self._logs, self._runs, self._filled = playbooks, logs, runs, True
+        self._found = found
         sources = self.query_one("#sources", OptionList)
         sources.clear_options()
         sources.add_option(Option(Text("Playbooks", "bold"), disabled=True))
-        for index, entry in enumerate(playbooks):
+        for index, entry in enumerate(found.playbooks):
             sources.add_option(Option(_entry(entry.name, entry.symptom), id=f"playbook-{index}"))
-        if logs:
+        if found.logs:
             sources.add_option(Option(Text("Logs opened lately", "bold"), disabled=True))
-        for index, log in enumerate(logs):
+        for index, log in enumerate(found.logs):
             sources.add_option(Option(_entry(log.name, str(log.parent)), id=f"log-{index}"))
-        sources.add_option(Option(Text("Past runs" if runs else "No past runs", "bold"), disabled=True))
-        for index, past in enumerate(runs):
+        sources.add_option(Option(Text("Past runs" if found.runs else "No past runs", "bold"), disabled=True))
+        for index, past in enumerate(found.runs):
             sources.add_option(Option(_entry(past.path.name, past.state), id=f"run-{index}"))
-        sources.highlighted = 1 if playbooks or logs or runs else None
+        sources.highlighted = 1 if found.playbooks or found.logs or found.runs else None
 
     def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:
         """Open the picked playbook, log or run."""
+        found = self._found
+        assert found is not None
         kind, _, index = (event.option.id or "").partition("-")
         if kind == "playbook":
-            self._read(self._playbooks[int(index)].path)
+            self._read(found.playbooks[int(index)].path)
         elif kind == "log":
-            self.ask_incident(self._logs[int(index)])
+            self.ask_incident(found.logs[int(index)])
         elif kind == "run":
-            self.diagnose.show_run(Launched(RunFolder(self._runs[int(index)].path)))
+            self.diagnose.show_run(Launched(RunFolder(found.runs[int(index)].path)))
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
         """Open what was typed: a run folder by its session, a playbook by its suffix, everything else as a log."""
@@ -192,17 +179,16 @@ class HomeScreen(Screen[None]):
         if incident is not None:
             self._read(incident.faulty, incident)
 
-    @work(thread=True, exclusive=True, group="plan")
     def _read(self, path: Path, incident: Incident | None = None) -> None:
         """Read a playbook, or make one for a log and read that."""
-        backend, message = self.diagnose.backend, self.query_one(Message)
-        self.app.call_from_thread(message.say, f"Reading {path} …")
-        try:
-            plan = backend.plan(path if incident is None else backend.playbook_for(incident))
-        except (DiagnoseError, OSError) as error:
-            self.app.call_from_thread(message.fail, error)
-            return
-        self.app.call_from_thread(self._show, plan)
+        backend = self.diagnose.backend
+        self.query_one(Message).say(f"Reading {path} …")
+        self.ask(
+            "plan",
+            lambda: backend.plan(path if incident is None else backend.playbook_for(incident)),
+            self._show,
+            self.say_error,
+        )
 
     def _show(self, plan: Plan) -> None:
         from diagnose.tui.screens.symptom import SymptomScreen

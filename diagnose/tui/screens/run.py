@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, cast
 
 from rich.text import Text
 from textual import work
@@ -12,12 +11,10 @@ from textual.app import ComposeResult
 from textual.binding import Binding
 from textual.containers import Container, Vertical
 from textual.message import Message as TextualMessage
-from textual.screen import Screen
 from textual.widgets import DataTable, Static
 from textual.worker import get_current_worker
 
 from diagnose.curves import Curves
-from diagnose.errors import DiagnoseError
 from diagnose.report import reports
 from diagnose.report.junit import to_junit
 from diagnose.report.proxy import proxy_view
@@ -31,22 +28,20 @@ from diagnose.tui.keybar import KeyBar
 from diagnose.tui.logtail import literal_lines, log_files, tail_text
 from diagnose.tui.model import RunRow, Snapshot
 from diagnose.tui.plan import Launched
+from diagnose.tui.screens.base import BaseScreen
 from diagnose.tui.screens.dialogs import ConfirmScreen, PickScreen, TextScreen
 from diagnose.tui.screens.verdict import VerdictPane
 from diagnose.tui.widgets import Crumbs, Message
 from taxonomy.metrics import METRIC_BY_NAME
 from taxonomy.symptoms import SYMPTOM_BY_ID
 
-if TYPE_CHECKING:
-    from diagnose.tui.app import DiagnoseApp
-
-PANES = ("runs", "chart", "verdict")
 _PANES = Binding.Group("Panes", compact=True)
 
 
-class RunScreen(Screen[None]):
+class RunScreen(BaseScreen):
     """Replays, chart and verdict of one run folder; three panes side by side, one at a time on a narrow terminal."""
 
+    PANES = ("runs", "chart", "verdict")
     BINDINGS = [  # noqa: RUF012
         Binding("1", "pane('runs')", "Runs", tooltip="Show the replays", id="pane-runs", group=_PANES),
         Binding("2", "pane('chart')", "Chart", tooltip="Show the curves", id="pane-chart", group=_PANES),
@@ -114,11 +109,6 @@ class RunScreen(Screen[None]):
         self._shown_curves: tuple[Curves, ...] = ()
         self._wake = threading.Event()
         self._verdict_seen = False
-
-    @property
-    def diagnose(self) -> DiagnoseApp:
-        """The application."""
-        return cast("DiagnoseApp", self.app)
 
     def compose(self) -> ComposeResult:
         """Lay out the screen."""
@@ -301,8 +291,7 @@ class RunScreen(Screen[None]):
 
     def action_pane(self, name: str) -> None:
         """Show a pane (on a narrow terminal instead of the others) and put the focus into it."""
-        for pane in PANES:
-            self.query_one(f"#{pane}").set_class(pane == name, "-active")
+        self.show_pane(name)
         if name == "runs":
             self.query_one("#rows").focus()
         elif name == "verdict":
@@ -400,12 +389,10 @@ class RunScreen(Screen[None]):
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         """Hide stop or resume, and grey out the export, when they make no sense at the moment."""
         snapshot = self._snapshot
-        if action == "stop":
+        if action in ("stop", "pause"):
             return snapshot.alive
         if action == "wish":
             return self._can_wish(str(parameters[0]))
-        if action == "pause":
-            return snapshot.alive
         if action == "retry":
             row = self._row()
             return not snapshot.alive and row is not None and row.status == "failed"
@@ -415,16 +402,13 @@ class RunScreen(Screen[None]):
             return True if snapshot.result is not None else None
         return True
 
-    @work(thread=True, exclusive=True, group="stop")
     def action_pause(self) -> None:
         """Pause, or go on; replays that are under way end first."""
-        try:
-            paused = self.diagnose.backend.pause(self._launched.folder)
-        except (DiagnoseError, OSError) as error:
-            self.app.call_from_thread(self.notify, literal(error), severity="error", markup=False)
-            return
+        self.ask("stop", lambda: self.diagnose.backend.pause(self._launched.folder), self._paused)
+
+    def _paused(self, paused: bool) -> None:
         text = "Paused: replays under way end, no further one starts. z goes on." if paused else "Going on."
-        self.app.call_from_thread(self.notify, text, markup=False)
+        self.notify(text, markup=False)
 
     def _can_wish(self, wish: str) -> bool:
         """Whether a finished run has something to probe, or a remedy to try."""
@@ -435,27 +419,16 @@ class RunScreen(Screen[None]):
         card = self.diagnose.cards.cards.get(first.fault)
         return bool(first.rivals) if wish == "probe" else card is not None and bool(card.remedies)
 
-    @work(thread=True, exclusive=True, group="stop")
     def action_wish(self, wish: str) -> None:
         """Start a runner for what is wanted beside the verdict; what it finds is in the verdict then."""
-        try:
-            launched = self.diagnose.backend.wish(self._launched.folder, wish)
-        except (DiagnoseError, OSError) as error:
-            self.app.call_from_thread(self.notify, literal(error), severity="error", markup=False)
-            return
-        self.app.call_from_thread(self._resumed, launched)
+        self.ask("stop", lambda: self.diagnose.backend.wish(self._launched.folder, wish), self._resumed)
 
-    @work(thread=True, exclusive=True, group="stop")
     def action_retry(self) -> None:
         """Do a failed replay again."""
         row = self._row()
         assert row is not None
-        try:
-            launched = self.diagnose.backend.retry(self._launched.folder, row.run)
-        except (DiagnoseError, OSError) as error:
-            self.app.call_from_thread(self.notify, literal(error), severity="error", markup=False)
-            return
-        self.app.call_from_thread(self._resumed, launched)
+        run = row.run
+        self.ask("stop", lambda: self.diagnose.backend.retry(self._launched.folder, run), self._resumed)
 
     def action_stop(self) -> None:
         """Stop the run, after a yes."""
@@ -468,24 +441,11 @@ class RunScreen(Screen[None]):
     def _stop_answered(self, yes: bool | None) -> None:
         if yes:
             self.notify("Stopping …", markup=False)
-            self._stop()
+            self.ask("stop", lambda: self.diagnose.backend.stop(self._launched.folder), lambda _: None)
 
-    @work(thread=True, exclusive=True, group="stop")
-    def _stop(self) -> None:
-        try:
-            self.diagnose.backend.stop(self._launched.folder)
-        except (DiagnoseError, OSError) as error:
-            self.app.call_from_thread(self.notify, literal(error), severity="error", markup=False)
-
-    @work(thread=True, exclusive=True, group="stop")
     def action_resume(self) -> None:
         """Start a runner again."""
-        try:
-            launched = self.diagnose.backend.resume(self._launched.folder)
-        except (DiagnoseError, OSError) as error:
-            self.app.call_from_thread(self.notify, literal(error), severity="error", markup=False)
-            return
-        self.app.call_from_thread(self._resumed, launched)
+        self.ask("stop", lambda: self.diagnose.backend.resume(self._launched.folder), self._resumed)
 
     def _resumed(self, launched: Launched) -> None:
         self._launched = launched

@@ -2,37 +2,31 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, cast
-
 from rich.text import Text
-from textual import work
 from textual.app import ComposeResult
 from textual.binding import Binding
 from textual.containers import Container, Vertical, VerticalScroll
-from textual.screen import Screen
 from textual.widgets import Static, Tree
 from textual.widgets.tree import TreeNode
 
-from diagnose.errors import DiagnoseError
 from diagnose.report.text import literal
+from diagnose.report.words import onset_word
 from diagnose.tui.keybar import KeyBar
-from diagnose.tui.plan import Plan, Seen
+from diagnose.tui.plan import Plan
+from diagnose.tui.screens.base import BaseScreen
 from diagnose.tui.screens.candidates import CandidatesScreen
 from diagnose.tui.widgets import Crumbs, Message
 from taxonomy.categories import CATEGORIES, Category
 from taxonomy.metrics import METRIC_BY_NAME
 from taxonomy.symptoms import SYMPTOM_BY_ID, SYMPTOMS, Symptom
 
-if TYPE_CHECKING:
-    from diagnose.tui.app import DiagnoseApp
-
-PANES = ("tree", "curve", "context")
 _PANES = Binding.Group("Panes", compact=True)
 
 
-class SymptomScreen(Screen[None]):
+class SymptomScreen(BaseScreen):
     """The four categories as a tree, the curve of the symptom under the cursor, and what is known besides."""
 
+    PANES = ("tree", "curve", "context")
     BINDINGS = [  # noqa: RUF012
         Binding("1", "pane('tree')", "Symptoms", tooltip="Show the symptoms", id="pane-tree", group=_PANES),
         Binding("2", "pane('curve')", "Curve", tooltip="Show the curve", id="pane-curve", group=_PANES),
@@ -59,11 +53,6 @@ class SymptomScreen(Screen[None]):
         super().__init__()
         self._plan = plan
         self._shown = ""
-
-    @property
-    def diagnose(self) -> DiagnoseApp:
-        """The application."""
-        return cast("DiagnoseApp", self.app)
 
     def compose(self) -> ComposeResult:
         """Lay out the screen."""
@@ -103,7 +92,7 @@ class SymptomScreen(Screen[None]):
         seen = self._plan.seen.get(symptom.id)
         marked = symptom.id == self._plan.symptom
         sign = "● " if marked else "◆ " if seen else ""
-        onset = f"  from step {_interval(seen)}" if seen and seen.onset else ""
+        onset = f"  from step {onset_word(seen.onset)}" if seen and seen.onset else ""
         return Text.assemble(
             (sign, "bold"), (symptom.title, "bold" if marked or seen else ""), (onset, "dim")
         )
@@ -132,8 +121,7 @@ class SymptomScreen(Screen[None]):
 
     def action_pane(self, name: str) -> None:
         """Show a pane (on a narrow terminal instead of the others) and put the focus into it."""
-        for pane in PANES:
-            self.query_one(f"#{pane}").set_class(pane == name, "-active")
+        self.show_pane(name)
         if name == "tree":
             self.query_one("#symptoms").focus()
         elif name == "context":
@@ -159,18 +147,8 @@ class SymptomScreen(Screen[None]):
         if not isinstance(symptom, Symptom) or symptom.id == self._plan.symptom:
             self.app.push_screen(CandidatesScreen(self._plan))
         else:
-            self._read(symptom.id)
-
-    @work(thread=True, exclusive=True, group="plan")
-    def _read(self, symptom: str) -> None:
-        """Plan for the symptom that the engineer picked instead of the playbook's."""
-        message = self.query_one(Message)
-        try:
-            plan = self.diagnose.backend.plan(self._plan.path, symptom)
-        except (DiagnoseError, OSError) as error:
-            self.app.call_from_thread(message.fail, error)
-            return
-        self.app.call_from_thread(self._picked, plan)
+            backend, path = self.diagnose.backend, self._plan.path
+            self.ask("plan", lambda: backend.plan(path, symptom.id), self._picked, self.say_error)
 
     def _picked(self, plan: Plan) -> None:
         self._take(plan)
@@ -193,7 +171,7 @@ class SymptomScreen(Screen[None]):
         way = "▲ up" if symptom.direction == "up" else "▼ down"
         seen = plan.seen.get(symptom.id)
         if seen:
-            onset = f", from step {_interval(seen)}" if seen.onset else ""
+            onset = f", from step {onset_word(seen.onset)}" if seen.onset else ""
             shows = f"The log shows it: {seen.evidence}{onset}."
         else:
             shows = f"Seen best in {metric.title} ({metric.name}), {way}."
@@ -216,12 +194,6 @@ class SymptomScreen(Screen[None]):
         )
         title = METRIC_BY_NAME[symptom.metric].title
         self.query_one("#curve").border_title = Text(f"2 Curve: {title}")
-
-
-def _interval(seen: Seen) -> str:
-    assert seen.onset is not None
-    low, high = seen.onset
-    return f"{low}" if low == high else f"{low}–{high}"
 
 
 def context_view(plan: Plan) -> Text:
