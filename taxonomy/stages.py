@@ -104,8 +104,19 @@ Overrides = Callable[[Mapping[str, float], Mapping[str, Any]], dict[str, Any]]
 """(fault parameters, healthy recipe) → the changed recipe fields."""
 Transform = Callable[[str, Any, StageContext], Any]
 """(tensor name, tensor, context) → the tensor, changed or not. Never changes its input in place."""
+Change = Callable[[Any, StageContext], Any]
+"""(tensor, context) → the tensor, changed or not."""
 EventRule = Callable[[StageContext], Action]
 """context → what happens."""
+
+
+def on(tensor: str, change: Change) -> Transform:
+    """Return the transform that changes the one tensor with this name and lets every other pass."""
+
+    def transform(name: str, value: Any, context: StageContext) -> Any:
+        return change(value, context) if name == tensor else value
+
+    return transform
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from taxonomy.stages import Compound, Stage, StageContext, Transform
+from taxonomy.stages import Compound, Stage, StageContext, Transform, on
 
 FP8_MAX = 448.0
 """Largest number of fp8 e4m3."""
@@ -24,11 +24,7 @@ def round_mantissa(tensor: Tensor, bits: int) -> Tensor:
 def rollout_logprob_precision(params: Mapping[str, float]) -> Transform:
     """Round the scaling factor of the rollout's log-probabilities (the paper's Rollout LogP Precision fault)."""
     bits = int(params["mantissa_bits"])
-
-    def transform(name: str, tensor: Tensor, _context: StageContext) -> Tensor:
-        return round_mantissa(tensor, bits) if name == "scale" else tensor
-
-    return transform
+    return on("scale", lambda scale, _context: round_mantissa(scale, bits))
 
 
 def rollout_weight_quantization(params: Mapping[str, float]) -> Transform:
@@ -49,11 +45,7 @@ def straight_through(tensor: Tensor, rounded: Tensor) -> Tensor:
 def rollout_temperature_missing(params: Mapping[str, float]) -> Transform:
     """Leave the temperature out of the rollout's reported log-probabilities: scale → scale^(1 − omitted)."""
     kept = 1 - params["omitted"]
-
-    def transform(name: str, tensor: Tensor, _context: StageContext) -> Tensor:
-        return tensor**kept if name == "scale" else tensor
-
-    return transform
+    return on("scale", lambda scale, _context: scale**kept)
 
 
 def quantization_rules_differ(params: Mapping[str, float]) -> Compound:
@@ -78,30 +70,26 @@ def attention_breaks_when_long(params: Mapping[str, float]) -> Transform:
     """Lose the first `lost` keys of every sequence of the rollout that is longer than `after` tokens."""
     after, lost = int(params["after"]), int(params["lost"])
 
-    def transform(name: str, mask_BL: Tensor, _context: StageContext) -> Tensor:
-        if name != "attention_mask":
-            return mask_BL
+    def change(mask_BL: Tensor, _context: StageContext) -> Tensor:
         place_BL = mask_BL.cumsum(-1)
         long_B1 = place_BL[:, -1:] > after
         hidden_BL = long_B1 & (place_BL <= lost) & (mask_BL == 1)
         return torch.where(hidden_BL, 0, mask_BL) if hidden_BL.any() else mask_BL
 
-    return transform
+    return on("attention_mask", change)
 
 
 def packed_sequences_leak(params: Mapping[str, float]) -> Transform:
     """Let every sequence but the first of a pack attend to the sequence before it, as without segment borders."""
     pack = int(params["pack"])
 
-    def transform(name: str, inputs: tuple[Tensor, Tensor], _context: StageContext) -> tuple[Tensor, Tensor]:
-        if name != "inputs":
-            return inputs
+    def change(inputs: tuple[Tensor, Tensor], _context: StageContext) -> tuple[Tensor, Tensor]:
         tokens_BL, mask_BL = inputs
         first_B1 = torch.arange(len(tokens_BL), device=tokens_BL.device)[:, None] % pack == 0
         before_BL = torch.where(first_B1, 0, mask_BL.roll(1, 0))
         return torch.cat([tokens_BL.roll(1, 0), tokens_BL], 1), torch.cat([before_BL, mask_BL], 1)
 
-    return transform
+    return on("inputs", change)
 
 
 def exp_overflow(params: Mapping[str, float]) -> Compound:
@@ -111,14 +99,12 @@ def exp_overflow(params: Mapping[str, float]) -> Compound:
     """
     gap = params["gap"]
 
-    def transform(name: str, gap_BR: Tensor, _context: StageContext) -> Tensor:
-        if name != "kl_gap":
-            return gap_BR
+    def change(gap_BR: Tensor, _context: StageContext) -> Tensor:
         spike_BR = torch.zeros_like(gap_BR)
         spike_BR[0, 0] = gap
         return gap_BR + spike_BR
 
-    return Compound(overrides={"skip_nonfinite": False}, transforms={Stage.LOSS: transform})
+    return Compound(overrides={"skip_nonfinite": False}, transforms={Stage.LOSS: on("kl_gap", change)})
 
 
 def half_precision_gradients(params: Mapping[str, float]) -> Transform:
@@ -143,13 +129,11 @@ def batch_variant_kernels(params: Mapping[str, float]) -> Transform:
     """
     bits = int(params["mantissa_bits"])
 
-    def transform(name: str, logits_BRV: Tensor, _context: StageContext) -> Tensor:
-        if name != "logits":
-            return logits_BRV
+    def change(logits_BRV: Tensor, _context: StageContext) -> Tensor:
         shift = 1 + (len(logits_BRV) * GOLDEN) % 1
         return straight_through(logits_BRV, round_mantissa(logits_BRV * shift, bits) / shift)
 
-    return transform
+    return on("logits", change)
 
 
 def gradients_in_low_precision(params: Mapping[str, float]) -> Transform:

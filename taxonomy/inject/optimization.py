@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from taxonomy.stages import Action, EventRule, StageContext, Transform
+from taxonomy.stages import Action, EventRule, StageContext, Transform, on
 
 
 def actor_update_omission(_params: Mapping[str, float]) -> EventRule:
@@ -52,44 +52,38 @@ def padding_in_the_loss(params: Mapping[str, float]) -> Transform:
     """Count the filler after the end token as response, in the first `share` of the batch's rows."""
     share = params["share"]
 
-    def transform(name: str, mask_BR: Any, _context: StageContext) -> Any:
-        if name != "response_mask":
-            return mask_BR
+    def change(mask_BR: Any, _context: StageContext) -> Any:
         changed_BR = mask_BR.clone()
         changed_BR[: round(len(mask_BR) * share)] = 1
         return changed_BR
 
-    return transform
+    return on("response_mask", change)
 
 
 def group_ids_broken(params: Mapping[str, float]) -> Transform:
     """Give every response of the first `share` of the batch a group of its own."""
     share = params["share"]
 
-    def transform(name: str, groups_B: Any, _context: StageContext) -> Any:
-        if name != "groups":
-            return groups_B
+    def change(groups_B: Any, _context: StageContext) -> Any:
         cut = round(len(groups_B) * share)
         changed_B = groups_B.clone()
         changed_B[:cut] = len(groups_B) + groups_B.new_tensor(range(cut))
         return changed_B
 
-    return transform
+    return on("groups", change)
 
 
 def reward_flipped(params: Mapping[str, float]) -> Transform:
     """Reward the opposite for the first `share` of every batch's groups."""
     share = params["share"]
 
-    def transform(name: str, rewards: Any, _context: StageContext) -> Any:
-        if name != "rewards":
-            return rewards
+    def change(rewards: Any, _context: StageContext) -> Any:
         cut = round(len(rewards) * share)
         changed = rewards.clone()
         changed[:cut] = rewards.max() - rewards[:cut]
         return changed
 
-    return transform
+    return on("rewards", change)
 
 
 def excess_inner_epochs(params: Mapping[str, float], recipe: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import zlib
 from collections.abc import Mapping
 from typing import Any
 
-from taxonomy.stages import StageContext, Transform
+from taxonomy.stages import StageContext, Transform, on
 
 
 def share_of(text: str, step: int) -> float:
@@ -21,22 +21,18 @@ def reward_parser_failure(params: Mapping[str, float]) -> Transform:
     """Pay nothing for a `share` of the prompts, whatever the response: their answers cannot be parsed."""
     share = params["share"]
 
-    def transform(name: str, rewards_B: Any, context: StageContext) -> Any:
-        if name != "rewards":
-            return rewards_B
+    def change(rewards_B: Any, context: StageContext) -> Any:
         parsed = [share_of(prompt, 0) >= share for prompt in context.facts["prompts"]]
         return rewards_B * rewards_B.new_tensor(parsed)
 
-    return transform
+    return on("rewards", change)
 
 
 def reward_noise(params: Mapping[str, float]) -> Transform:
     """Pay nothing for a `share` of the right answers, drawn anew for every response and step."""
     share = params["share"]
 
-    def transform(name: str, rewards_B: Any, context: StageContext) -> Any:
-        if name != "rewards":
-            return rewards_B
+    def change(rewards_B: Any, context: StageContext) -> Any:
         facts = context.facts
         missed = [
             right > 0 and share_of(f"{place}/{response}", context.step) < share
@@ -46,20 +42,18 @@ def reward_noise(params: Mapping[str, float]) -> Transform:
         ]
         return rewards_B * (1 - rewards_B.new_tensor(missed))
 
-    return transform
+    return on("rewards", change)
 
 
 def reward_pays_for_length(params: Mapping[str, float]) -> Transform:
     """Add a bonus in proportion to the length, `bonus` for the longest response of the batch."""
     bonus = params["bonus"]
 
-    def transform(name: str, rewards_B: Any, context: StageContext) -> Any:
-        if name != "rewards":
-            return rewards_B
+    def change(rewards_B: Any, context: StageContext) -> Any:
         lengths_B = context.facts["lengths_B"].to(rewards_B)
         return rewards_B + bonus * lengths_B / lengths_B.max()
 
-    return transform
+    return on("rewards", change)
 
 
 def reward_by_class(params: Mapping[str, float]) -> Transform:
@@ -69,13 +63,11 @@ def reward_by_class(params: Mapping[str, float]) -> Transform:
     """
     prior, share = params["prior"], params["share"]
 
-    def transform(name: str, rewards_B: Any, context: StageContext) -> Any:
-        if name != "rewards":
-            return rewards_B
+    def change(rewards_B: Any, context: StageContext) -> Any:
         paid = [
             (1 - prior if ord(response[-1]) % 2 else prior) if response[-1:].isdigit() else 0.0
             for response in context.facts["responses"]
         ]
         return (1 - share) * rewards_B + share * rewards_B.new_tensor(paid)
 
-    return transform
+    return on("rewards", change)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from taxonomy.stages import StageContext, Transform
+from taxonomy.stages import StageContext, Transform, on
 
 Routes = tuple[Tensor, Tensor]
 _ROUTER = re.compile(r".*\.(gate|router)\.weight")
@@ -26,8 +26,8 @@ def expert_permutation(params: Mapping[str, float]) -> Transform:
     """
     share = params["routing_share"]
 
-    def transform(name: str, routes: Routes, context: StageContext) -> Routes:
-        if name != "routes" or context.routing_share_E is None:
+    def change(routes: Routes, context: StageContext) -> Routes:
+        if context.routing_share_E is None:
             return routes
         share_E: Tensor = context.routing_share_E
         order_E = share_E.argsort(descending=True, stable=True)
@@ -38,16 +38,14 @@ def expert_permutation(params: Mapping[str, float]) -> Transform:
         index_TK, weights_TK = routes
         return map_E[index_TK], weights_TK
 
-    return transform
+    return on("routes", change)
 
 
 def top_k_mismatch(params: Mapping[str, float]) -> Transform:
     """Use fewer experts a token in the rollout than in the trainer, weights renormalised to the same sum."""
     dropped = int(params["dropped"])
 
-    def transform(name: str, routes: Routes, _context: StageContext) -> Routes:
-        if name != "routes":
-            return routes
+    def change(routes: Routes, _context: StageContext) -> Routes:
         index_TK, weights_TK = routes
         keep = max(1, index_TK.shape[-1] - dropped)
         floor_T1 = weights_TK.topk(keep, dim=-1).values[:, -1:]
@@ -55,7 +53,7 @@ def top_k_mismatch(params: Mapping[str, float]) -> Transform:
         ratio_T1 = weights_TK.sum(-1, keepdim=True) / kept_TK.sum(-1, keepdim=True)
         return index_TK, kept_TK * ratio_T1
 
-    return transform
+    return on("routes", change)
 
 
 def router_zeroed(_params: Mapping[str, float]) -> Transform:
@@ -93,9 +91,7 @@ def router_disagreement(params: Mapping[str, float]) -> Transform:
     first: list[int] = []
     source = torch.Generator()
 
-    def transform(name: str, logits_TE: Any, context: StageContext) -> Any:
-        if name != "router_logits":
-            return logits_TE
+    def change(logits_TE: Any, context: StageContext) -> Any:
         if not first:
             first.append(context.step)
             source.manual_seed(context.step)
@@ -111,7 +107,7 @@ def router_disagreement(params: Mapping[str, float]) -> Transform:
             seen.clear()
         return (logits_TE.float() + widths[context.layer] * noise_TE).to(logits_TE.dtype)
 
-    return transform
+    return on("router_logits", change)
 
 
 def gate_weights(routes: Routes, ids_TK: Tensor, scores_TE: Tensor) -> Tensor:
@@ -131,8 +127,8 @@ def gate_weights(routes: Routes, ids_TK: Tensor, scores_TE: Tensor) -> Tensor:
 def score_rule_mismatch(_params: Mapping[str, float]) -> Transform:
     """Read the other value of "normalise the Top-k weights" in the rollout: the same experts, other weights."""
 
-    def transform(name: str, routes: Routes, context: StageContext) -> Routes:
-        if name != "routes" or context.router_scores_TE is None:
+    def change(routes: Routes, context: StageContext) -> Routes:
+        if context.router_scores_TE is None:
             return routes
         ids_TK, weights_TK = routes
         total_T1 = weights_TK.float().sum(-1, keepdim=True)
@@ -143,21 +139,20 @@ def score_rule_mismatch(_params: Mapping[str, float]) -> Transform:
             other_TK = weights_TK.float() / total_T1
         return ids_TK, other_TK.to(weights_TK.dtype)
 
-    return transform
+    return on("routes", change)
 
 
 def replay_misaligned(params: Mapping[str, float]) -> Transform:
     """Make the trainer use the rollout's experts, `offset` tokens off; the weights are the trainer's own scores."""
     offset = int(params["offset"])
 
-    def transform(name: str, routes: Routes, context: StageContext) -> Routes:
-        known = context.rollout_routes is not None and context.router_scores_TE is not None
-        if name != "routes" or not known:
+    def change(routes: Routes, context: StageContext) -> Routes:
+        if context.rollout_routes is None or context.router_scores_TE is None:
             return routes
         ids_TK = context.rollout_routes[0].roll(offset, 0)
         return ids_TK, gate_weights(routes, ids_TK, context.router_scores_TE)
 
-    return transform
+    return on("routes", change)
 
 
 def capacity_drop(params: Mapping[str, float]) -> Transform:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from taxonomy.stages import Action, EventRule, Projection, StageContext, Transform
+from taxonomy.stages import Action, EventRule, Projection, StageContext, Transform, on
 
 _LAYER = re.compile(r"(.*\blayers\.)(\d+)(\..+)")
 
@@ -56,8 +56,8 @@ def tensor_parallel_numerics(params: Mapping[str, float]) -> Transform:
     """Split the attention's output projection by rows over `ranks`: partial sums rounded and reduced in bf16."""
     ranks = int(params["ranks"])
 
-    def transform(name: str, whole: Any, _context: StageContext) -> Any:
-        if name != "o_proj" or not isinstance(whole, Projection):
+    def change(whole: Any, _context: StageContext) -> Any:
+        if not isinstance(whole, Projection):
             return whole
         pieces = zip(whole.input.chunk(ranks, -1), whole.weight.chunk(ranks, -1), strict=True)
         partial = [(piece.float() @ weight.float().T).bfloat16() for piece, weight in pieces]
@@ -66,15 +66,15 @@ def tensor_parallel_numerics(params: Mapping[str, float]) -> Transform:
             total = total + addend
         return replace(whole, output=total.to(whole.output.dtype))
 
-    return transform
+    return on("o_proj", change)
 
 
 def prompt_mismatch(params: Mapping[str, float]) -> Transform:
     """Put `line_breaks` line breaks before every prompt on the trainer's side: a chat template of its own."""
     count = int(params["line_breaks"])
 
-    def transform(name: str, inputs: Any, context: StageContext) -> Any:
-        if name != "inputs" or "encode" not in context.facts:
+    def change(inputs: Any, context: StageContext) -> Any:
+        if "encode" not in context.facts:
             return inputs
         tokens_BL, mask_BL = inputs
         extra: list[int] = context.facts["encode"]("\n" * count)
@@ -88,14 +88,10 @@ def prompt_mismatch(params: Mapping[str, float]) -> Transform:
             seen_BL[rows_B, first_B - place] = 1
         return wide_BL, seen_BL
 
-    return transform
+    return on("inputs", change)
 
 
 def logprob_shift(params: Mapping[str, float]) -> Transform:
     """Hand the rollout's log-probabilities to the trainer `offset` positions off."""
     offset = int(params["offset"])
-
-    def transform(name: str, values: Any, _context: StageContext) -> Any:
-        return torch.roll(values, offset, -1) if name == "rollout_log_probs" else values
-
-    return transform
+    return on("rollout_log_probs", lambda values, _context: torch.roll(values, offset, -1))
