@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from diagnose.errors import RunError
-from diagnose.jobs import cores, read_outcome
+from diagnose.jobs import cores, make_ready, read_outcome
 from diagnose.store import read_json, write_json
 from proxy.api import Done, Failed, Job, Note, WorkerPool
 from proxy.embedded import resolve
@@ -244,9 +244,7 @@ class Bank:
 
     def _submit(self, pool: WorkerPool, key: str, spec: RunSpec) -> None:
         home = self.folder(key)
-        home.mkdir(parents=True, exist_ok=True)
-        (home / "metrics.jsonl").unlink(missing_ok=True)
-        write_json(home / "spec.json", {"key": key, "code": engine_code(), "spec": asdict(spec)})
+        make_ready(home, {"key": key, "code": engine_code(), "spec": asdict(spec)})
         pool.submit(Job(key, "run", asdict(spec), str(home)))
 
     @contextmanager

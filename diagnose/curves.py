@@ -5,7 +5,7 @@ Legend of shape suffixes: ``_N`` logged steps.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -46,3 +46,15 @@ class Curves:
     def metrics(self) -> tuple[str, ...]:
         """Names of the metrics that have at least one value."""
         return tuple(self.values)
+
+
+def median_between(runs: Sequence[Curves], metric: str, low: float, high: float = np.inf) -> float:
+    """Return the median of a metric over the steps from `low` to before `high` of some runs, NaN without a value."""
+    parts = [
+        run.values[metric][(run.steps_N >= low) & (run.steps_N < high)]
+        for run in runs
+        if metric in run.values
+    ]
+    values_N = np.concatenate(parts) if parts else np.empty(0)
+    values_N = values_N[np.isfinite(values_N)]
+    return float(np.median(values_N)) if len(values_N) else float("nan")

@@ -81,10 +81,7 @@ def run_all(
         stored = read_json(folder / "spec.json")
         if stored is not None and RunSpec.from_json(stored) == spec and read_outcome(folder):
             continue
-        folder.mkdir(parents=True, exist_ok=True)
-        for stale in ("outcome.json", "metrics.jsonl"):
-            (folder / stale).unlink(missing_ok=True)
-        write_json(folder / "spec.json", asdict(spec))
+        make_ready(folder, asdict(spec))
         missing.append(Job(name, "run", asdict(spec), str(folder)))
     run_jobs(missing, workers, terminal)
     for name in specs:
@@ -92,6 +89,14 @@ def run_all(
         if outcome is None or outcome.status != "completed":
             raise RunError(f"{name}: {outcome.reason if outcome else 'no outcome was written'}")
     return {name: read(home / name / "metrics.jsonl").runs[-1].curves for name in specs}
+
+
+def make_ready(folder: Path, spec: Mapping[str, Any]) -> None:
+    """Prepare the folder of a run that is about to start: nothing of an earlier try stays, its spec is there."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for stale in ("outcome.json", "metrics.jsonl"):
+        (folder / stale).unlink(missing_ok=True)
+    write_json(folder / "spec.json", spec)
 
 
 def read_outcome(folder: Path) -> RunOutcome | None:

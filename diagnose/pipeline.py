@@ -29,7 +29,7 @@ from diagnose.events import (
     Tail,
     VerdictEvent,
 )
-from diagnose.jobs import read_outcome
+from diagnose.jobs import make_ready, read_outcome
 from diagnose.race import Race, Rung, race_of, replayed, rungs
 from diagnose.result import Result
 from diagnose.score.near import Nearness
@@ -368,10 +368,7 @@ class Replays:
 
     def _submit(self, run: PlannedRun) -> None:
         home = self._home / run.id
-        home.mkdir(parents=True, exist_ok=True)
-        for stale in ("outcome.json", "metrics.jsonl"):
-            (home / stale).unlink(missing_ok=True)
-        write_json(home / "spec.json", {"key": run.spec.key(self._model_hash), "spec": asdict(run.spec)})
+        make_ready(home, {"key": run.spec.key(self._model_hash), "spec": asdict(run.spec)})
         self._taken_up.add(run.id)
         self._pool.submit(Job(run.id, "run", asdict(run.spec), str(home)))
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from diagnose import located
 from diagnose.calibrations import calibration_of_original
-from diagnose.curves import Curves
+from diagnose.curves import Curves, median_between
 from diagnose.errors import DiagnoseError, LogError, PlaybookError
 from diagnose.jobs import cores
 from diagnose.logs import read, write_curves
@@ -37,13 +37,14 @@ from diagnose.score.settings import DEFAULT
 from diagnose.score.verdict import symptoms as shown_symptoms
 from diagnose.session import PlannedFault, Session, fault_spec, plan_runs, recipe_hash
 from diagnose.store import RunFolder, create, read_json, write_json, write_text
-from diagnose.triage.session import impossible, symptoms_in
+from diagnose.triage.session import facts_of_context, impossible, symptoms_in
 from proxy.embedded import NAMES, PREFIX, resolve
 from proxy.engines.base import CAPABILITIES, refusal
 from proxy.engines.verl_env import find_python
 from proxy.errors import ProxyError
 from proxy.plan import make_plan
 from proxy.specs import EngineSpec, Recipe
+from taxonomy.facts import Facts
 from taxonomy.registry import FaultCard, library
 from taxonomy.symptoms import SYMPTOM_BY_ID
 
@@ -88,6 +89,7 @@ class Prepared:
         session: The session; the proxy's place is filled in by `open_run`.
         faulty: The incident's curves.
         healthy: Those of its healthy twins.
+        facts: What the playbook's context says of the run, as triage takes it.
         commands: What the playbook would execute, to be allowed first.
         warnings: Sentences about the logs and the choices made.
     """
@@ -97,6 +99,7 @@ class Prepared:
     session: Session
     faulty: tuple[Curves, ...]
     healthy: tuple[Curves, ...]
+    facts: Facts
     commands: tuple[str, ...]
     warnings: tuple[str, ...]
 
@@ -131,17 +134,18 @@ def prepare(playbook: str | Path, overrides: Overrides | None = None) -> Prepare
     if overrides.steps:
         recipe = replace(recipe, steps=overrides.steps)
 
+    facts = facts_of_context(book.original.context)
     model, model_recipe = _papers((*book.original.faulty, *book.original.healthy))
     onset = incident_onset(faulty, healthy, calibration=calibration_of_original(model, model_recipe))
     inject, from_step = injection_step(onset, faulty, bool(healthy), recipe.steps)
+    cards = library()
     symptom = overrides.symptom or book.symptom
     seen: tuple[str, ...] = (symptom,)
     if symptom == AUTO:
-        triaged = symptoms_in(faulty, healthy, book.original.context, library())
+        triaged = symptoms_in(faulty, healthy, facts, cards)
         seen = tuple(dict.fromkeys((*triaged, *visible_symptoms(onset, faulty, healthy))))
         symptom = seen[0] if seen else AUTO
         warnings.append(f"symptoms in the log: {', '.join(seen) or 'none, so every fault is a candidate'}")
-    cards = library()
     chosen = book if overrides.symptom is None else book.model_copy(update={"symptom": overrides.symptom})
     wanted = resolve_candidates(chosen, cards, seen)
     if overrides.faults is not None:
@@ -152,14 +156,14 @@ def prepare(playbook: str | Path, overrides: Overrides | None = None) -> Prepare
     )
     refused = {c.fault: why for c in wanted if (why := refusal(engine, cards[c.fault]))}
     if book.candidates is None and overrides.faults is None:
-        refused = impossible([c.fault for c in wanted], faulty, book.original.context) | refused
+        refused = impossible([c.fault for c in wanted], faulty, facts) | refused
     race = book.candidates is None
     candidates = tuple(
         _planned(c, inject, fit=race and c.fault not in asked) for c in wanted if c.fault not in refused
     )
     if race:
         likeliest = likeliest_first(
-            [cards[c.fault] for c in candidates], symptom, onset, faulty, healthy, book
+            [cards[c.fault] for c in candidates], symptom, onset, faulty, healthy, facts
         )
         candidates = tuple(sorted(candidates, key=lambda c: likeliest.index(c.fault)))
     if not candidates:
@@ -192,7 +196,9 @@ def prepare(playbook: str | Path, overrides: Overrides | None = None) -> Prepare
         expect=book.expect.model_dump(exclude_none=True) if book.expect else {},
         race=race,
     )
-    return Prepared(path, book, session, faulty, healthy, tuple(needs_permission(book)), tuple(warnings))
+    return Prepared(
+        path, book, session, faulty, healthy, facts, tuple(needs_permission(book)), tuple(warnings)
+    )
 
 
 def _engine(book: Playbook, name: str) -> EngineSpec:
@@ -306,8 +312,12 @@ def movements(
     found = {}
     for name in onset.metrics if onset is not None else ():
         assert onset is not None
-        after = _median(faulty, name, onset.low, None)
-        before = _median(healthy, name, onset.low, None) if healthy else _median(faulty, name, 0, onset.low)
+        after = median_between(faulty, name, onset.low)
+        before = (
+            median_between(healthy, name, onset.low)
+            if healthy
+            else median_between(faulty, name, 0, onset.low)
+        )
         change = after - before
         found[name] = (
             Direction.UNDETERMINED
@@ -325,7 +335,7 @@ def likeliest_first(
     onset: Onset | None,
     faulty: Sequence[Curves],
     healthy: Sequence[Curves],
-    book: Playbook,
+    facts: Facts,
 ) -> list[str]:
     """Return fault ids in the order in which they are to race: by the sum of two ranks.
 
@@ -334,7 +344,7 @@ def likeliest_first(
     """
     from diagnose.triage import rank_faults
 
-    triage = [item.fault for item in rank_faults(faulty, healthy, book.original.context)]
+    triage = [item.fault for item in rank_faults(faulty, healthy, facts)]
     changes = movements(onset, faulty, healthy)
     fit = [card.id for card in sorted(cards, key=lambda c: prior(c, symptom, changes, faulty), reverse=True)]
     return sorted(fit, key=lambda fault: (fit.index(fault) + triage.index(fault), fit.index(fault)))
@@ -361,18 +371,6 @@ def prior(
             met -= item.weight / 2
     known = SYMPTOM_BY_ID.get(symptom)
     return met / total if total else 0.0, known is not None and known.category == card.category
-
-
-def _median(runs: Sequence[Curves], metric: str, low: int, high: int | None) -> float:
-    """Return the median of a metric over the steps from `low` to before `high`, NaN without a value."""
-    parts = [
-        run.values[metric][(run.steps_N >= low) & (run.steps_N < (np.inf if high is None else high))]
-        for run in runs
-        if metric in run.values
-    ]
-    values_N = np.concatenate(parts) if parts else np.empty(0)
-    values_N = values_N[np.isfinite(values_N)]
-    return float(np.median(values_N)) if len(values_N) else float("nan")
 
 
 def _last_run(path: Path, warnings: list[str]) -> Curves:

@@ -10,12 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from diagnose.curves import Curves
+from diagnose.curves import Curves, median_between
 from diagnose.jobs import read_outcome
 from diagnose.logs import read
 from diagnose.report.text import number
@@ -194,7 +193,8 @@ def compare(
     m = max(deciding, key=lambda k: float(apart_M[k]))
     name = metrics[m]
     directions = (a.reading.direction[m], b.reading.direction[m])
-    values = (late(first, name), late(second, name), late(healthy, name))
+    late = partial(median_between, metric=name, low=STEPS // 2 + 1)
+    values = (late(first), late(second), late(healthy))
     return replace(
         nothing,
         metric=name,
@@ -222,14 +222,6 @@ def advice(
         f"{probe.what}, everything else as it is, and run {STEPS} steps. If the {METRIC_BY_NAME[metric].title} "
         f"{verbs[0]} (proxy: {a}, healthy {healthy}): {titles[0]}; if it {verbs[1]} (proxy: {b}): {titles[1]}."
     )
-
-
-def late(runs: Sequence[Curves], metric: str) -> float:
-    """Return the median of a metric over the second half of some runs, NaN where it has no value there."""
-    parts = [run.values[metric][run.steps_N > STEPS / 2] for run in runs if metric in run.values]
-    values_N = np.concatenate(parts) if parts else np.empty(0)
-    values_N = values_N[np.isfinite(values_N)]
-    return float(np.median(values_N)) if len(values_N) else float("nan")
 
 
 def _way(direction: Direction) -> Direction:

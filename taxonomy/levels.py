@@ -227,29 +227,29 @@ def gap_levels(log: Log, facts: Facts) -> Iterator[Observation]:
             )
 
 
+FULL = 0.95
+"""Share from which on "all of them" is meant."""
+_FULL = (
+    ("response_length/clip_ratio", "truncated", "responses are cut off at the cap"),
+    ("rollout/zero_std_groups", "no_signal", "groups have one reward only: no advantage is left"),
+)
+
+
 def stuck(log: Log, facts: Facts) -> Iterator[Observation]:
     """Yield what is stuck: truncation of everything, groups without a signal, a reward that is one number."""
     improves = rises(log)
-    _, truncated = finite(log, "response_length/clip_ratio")
-    if len(truncated) >= MIN_EXACT and median(late(truncated)) >= 0.95 and not improves:
-        yield Observation(
-            "response_length/clip_ratio",
-            "up",
-            "start" if truncated[0] >= 0.95 else "gradual",
-            value=median(late(truncated)),
-            evidence=f"{median(late(truncated)):.0%} of the responses are cut off at the cap",
-            rule="truncated",
-        )
-    _, silent = finite(log, "rollout/zero_std_groups")
-    if len(silent) >= MIN_EXACT and median(late(silent)) >= 0.95 and not improves:
-        yield Observation(
-            "rollout/zero_std_groups",
-            "up",
-            "start" if silent[0] >= 0.95 else "gradual",
-            value=median(late(silent)),
-            evidence=f"{median(late(silent)):.0%} of the groups have one reward only: no advantage is left",
-            rule="no_signal",
-        )
+    for metric, rule, words in _FULL:
+        _, shares = finite(log, metric)
+        level = median(late(shares))
+        if len(shares) >= MIN_EXACT and level >= FULL and not improves:
+            yield Observation(
+                metric,
+                "up",
+                "start" if shares[0] >= FULL else "gradual",
+                value=level,
+                evidence=f"{level:.0%} of the {words}",
+                rule=rule,
+            )
     yield from _constant(log, improves)
 
 

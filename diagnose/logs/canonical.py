@@ -11,7 +11,6 @@ import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
 
 from taxonomy.metrics import METRIC_BY_NAME
 
@@ -84,11 +83,6 @@ class Aliases:
         if raw not in self.names:
             return None
         return Offer(*self.names[raw], self.scales.get(raw, 1.0), self.digits.get(raw, 0.0))
-
-    @cached_property
-    def canonical_keys(self) -> frozenset[str]:
-        """Every raw key that is known without a pattern."""
-        return frozenset(self.names) | METRIC_BY_NAME.keys()
 
 
 def merged(tables: Iterable[Aliases]) -> Aliases:

@@ -18,7 +18,7 @@ from diagnose.logs.canonical import Aliases, Offer
 from diagnose.logs.importer import Intake, choose
 from diagnose.logs.model import Record
 from diagnose.logs.registry import FileReader, Reader, file_readers, readers
-from diagnose.logs.source import GZIP, name_of
+from diagnose.logs.source import GZIP, file_errors, name_of
 
 POLL = 0.5
 """Seconds between two looks at the file."""
@@ -58,7 +58,7 @@ def follow(
     wait = idle or _sleep
     if log_format is not None and log_format not in readers() | file_readers():
         raise DiagnoseError(f"unknown log format {log_format!r}")
-    try:
+    with file_errors(source):
         if not file.is_file():
             raise LogError(f"{source}: only a file can be followed", "name the file that the trainer writes")
         reader = None
@@ -77,12 +77,6 @@ def follow(
         assert reader is not None
         with _Growing(file, isinstance(reader, FileReader), wait) as growing:
             yield from _points(Intake().records(cast(BinaryIO, growing), reader), reader)
-    except OSError as error:
-        raise LogError(f"{source}: {error.strerror or error}") from error
-    except ValueError as error:
-        if isinstance(error, DiagnoseError):
-            raise
-        raise LogError(f"{source}: no such file") from error  # a NUL byte in the path
 
 
 def _sleep() -> bool:

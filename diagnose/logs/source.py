@@ -15,7 +15,7 @@ from pathlib import Path
 from tempfile import SpooledTemporaryFile
 from typing import BinaryIO, cast
 
-from diagnose.errors import LogError
+from diagnose.errors import DiagnoseError, LogError
 from diagnose.logs.text import printable
 
 MAX_STREAM = 1 << 30
@@ -37,6 +37,19 @@ def name_of(path: str | Path) -> str:
 
 
 @contextmanager
+def file_errors(source: str) -> Iterator[None]:
+    """Turn what the operating system says of a file into an error for users; errors that are for them pass."""
+    try:
+        yield
+    except OSError as error:
+        raise LogError(f"{source}: {error.strerror or error}") from error
+    except ValueError as error:
+        if isinstance(error, DiagnoseError):
+            raise
+        raise LogError(f"{source}: no such file") from error  # a NUL byte in the path
+
+
+@contextmanager
 def opened(path: str | Path) -> Iterator[BinaryIO]:
     """Open a log so that it can be read twice: pipes are kept in memory, then on disk; gzip is unpacked.
 
@@ -48,7 +61,7 @@ def opened(path: str | Path) -> Iterator[BinaryIO]:
     source = name_of(path)
     with SpooledTemporaryFile(_IN_MEMORY) as kept:
         stream = cast(BinaryIO, kept)
-        try:
+        with file_errors(source):
             if str(path) == "-":
                 _copy(sys.stdin.buffer, stream, source)
             elif (file := Path(path)).is_file():
@@ -58,12 +71,6 @@ def opened(path: str | Path) -> Iterator[BinaryIO]:
                     _copy(pipe, stream, source)
             packed = stream.read(len(GZIP)) == GZIP
             stream.seek(0)
-        except OSError as error:
-            raise LogError(f"{source}: {error.strerror or error}") from error
-        except ValueError as error:
-            if isinstance(error, LogError):
-                raise
-            raise LogError(f"{source}: no such file") from error  # a NUL byte in the path
         with stream:
             yield cast(BinaryIO, Gunzip(stream)) if packed else stream
 

@@ -52,7 +52,7 @@ def playbook_text(
             "none of the candidates can be replayed", "diagnose faults shows what each engine can inject"
         )
     symptom = _symptom(answer, cards)
-    name = re.sub(r"[^A-Za-z0-9_.-]+", "_", target.stem).strip("_.-")[:64] or "incident"
+    name = playbook_name(target.stem)
     lines = [
         "# yaml-language-server: $schema=./playbook.schema.json",
         "version: 1",
@@ -83,6 +83,11 @@ def playbook_text(
         low, high = answer.onset
         lines.append(f"# onset in the log: steps {low} to {high}")
     return "\n".join(lines) + "\n"
+
+
+def playbook_name(text: str) -> str:
+    """Return a text as the name of a playbook may be: ASCII letters, digits and _.-, none of the three at an end."""
+    return re.sub(r"[^A-Za-z0-9_.-]+", "_", text).strip("_.-")[:64] or "incident"
 
 
 def _symptom(answer: Triage, cards: Library) -> str:

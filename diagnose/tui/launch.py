@@ -68,7 +68,7 @@ class SessionBackend:
 
         prepared = prepare(path, Overrides(symptom=symptom))
         session, cards = prepared.session, library()
-        answer = assess(prepared.faulty, prepared.healthy, prepared.playbook.original.context, cards)
+        answer = assess(prepared.faulty, prepared.healthy, prepared.facts, cards)
         advice = advise(answer, cards, min(int(run.steps_N[0]) for run in prepared.faulty))
         steps = max((int(run.steps_N[-1]) for run in prepared.faulty if len(run.steps_N)), default=0)
         twins = len(prepared.healthy)

@@ -56,13 +56,14 @@ def write_playbook(incident: Incident) -> Path:
     """
     import yaml
 
+    from diagnose.triage.playbook import playbook_name
+
     original = {"faulty": str(incident.faulty.absolute())}
     if incident.healthy is not None:
         original["healthy"] = str(incident.healthy.absolute())
-    name = "".join(char if char.isalnum() or char in "_.-" else "_" for char in incident.faulty.stem)[:40]
     content = {
         "version": 1,
-        "name": name.lstrip("_.-") or "incident",
+        "name": playbook_name(incident.faulty.stem),
         "symptom": "auto",
         "original": original,
         "proxy": _proxy(incident.checkpoint),
