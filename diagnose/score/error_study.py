@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -134,20 +134,6 @@ def healthy_errors(
         reproduced,
         direction,
     )
-
-
-def healthy_table(
-    seeds: Sequence[int] = (2, 3, 5, 10, 20),
-    phis: Sequence[float] = (0.5, 0.8, 0.95),
-    updates: Sequence[int] = (40, 60, 100, 300),
-    repeats: int = 100,
-    settings: Settings = DEFAULT,
-) -> Iterator[HealthyErrors]:
-    """Yield a row for every number of seeds, autocorrelation and length."""
-    for k in seeds:
-        for phi in phis:
-            for n in updates:
-                yield healthy_errors(SEEDS[k], (phi,), n, repeats, settings=settings)
 
 
 def main(arguments: Sequence[str]) -> None:

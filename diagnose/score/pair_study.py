@@ -124,9 +124,3 @@ def pair_errors(
         right += found.verdict is Verdict.REPRODUCED and best in true
         first += best in true
     return PairRow(truth, repeats, exact, pair, specific, right, first)
-
-
-def pair_table(repeats: int = 50, settings: Settings = DEFAULT) -> tuple[PairRow, ...]:
-    """Return a row for every kind of incident."""
-    kinds: tuple[Truth, ...] = ("pair", "single", "twin", "unknown")
-    return tuple(pair_errors(kind, repeats, settings=settings) for kind in kinds)

@@ -5,7 +5,7 @@ Legend of shape suffixes: ``_N`` steps.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -108,17 +108,3 @@ def planted(
 
 WORLDS = ((0.3, 40), (0.5, 40), (0.8, 60), (0.8, 100), (0.9, 100), (0.95, 200), (0.95, 300))
 """(autocorrelation, updates), all with (1 − φ)·n / (1 + φ) ≥ 5."""
-
-
-def power_table(
-    worlds: Sequence[tuple[float, int]] = WORLDS,
-    *,
-    size: float = 3.0,
-    runs: Sequence[int] = (1, 2, 4),
-    seeds: int = 20,
-    repeats: int = 100,
-    settings: Settings = DEFAULT,
-) -> Iterator[Power]:
-    """Yield a row for every world and number of faulty runs, for an effect from the fault's activation on."""
-    for phi, n in worlds:
-        yield from planted(phi, n, size=size, runs=runs, seeds=seeds, repeats=repeats, settings=settings)
