@@ -280,7 +280,9 @@ def test_no_line_takes_more_than_linear_time(tmp_path: Path, unit: str) -> None:
         return time.process_time() - start
 
     def least(length: int) -> float:
-        return min(seconds(length) for _ in range(3))  # a collection of garbage in between is no cost of the text
+        return min(
+            seconds(length) for _ in range(3)
+        )  # a collection of garbage in between is no cost of the text
 
     assert least(800_000) < 0.05 + 8 * least(200_000)
 
