@@ -235,7 +235,11 @@ def logs(
     show.command(log, log_format, follow, anonymize, json, terminal_for(json))
 
 
-@app.command()
+@app.command(
+    epilog="Facts for --context: framework, model.name, model.moe, device, rollout.backend, rollout.temperature, "
+    "rollout.turns, rollout.prefix_caching, weights.equal, resumed, changed and more; docs/triage.md lists all "
+    "keys with their values, and a key or value that is not known is warned about."
+)
 def triage(
     log: Annotated[list[str] | None, typer.Argument(metavar="LOG", help="Training log; - is stdin.")] = None,
     healthy: Annotated[list[str] | None, typer.Option(metavar="LOG", help="Healthy log.")] = None,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import fnmatch
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 Scalar = str | int | float | bool | None
 Facts = Mapping[str, Scalar]
@@ -72,6 +72,12 @@ def holds(condition: Scalar, fact: Scalar) -> bool | None:
     return float(wanted) == float(known)
 
 
+def bound_of(value: Scalar) -> Scalar:
+    """Return the bound of a comparison (``>=4``: "4"), and anything else as it is."""
+    compared = _COMPARED.fullmatch(value.strip()) if isinstance(value, str) else None
+    return compared["value"] if compared else value
+
+
 def _excluded(op: str, bound: str, wanted: Scalar) -> bool | None:
     """Return False where "known to be `op` bound" rules the wanted value out, None otherwise."""
     if wanted is None:
@@ -121,6 +127,13 @@ _MOE = re.compile(
 _DENSE = re.compile(
     r"(?i)(?:qwen-?[23](?:\.5)?|llama-?\d(?:\.\d)?|gemma-?\d?|mistral|phi-?\d|smollm\d?)[-_]\w*?\d+(?:\.\d+)?[bm]\b"
 )
+
+
+def implied() -> Iterator[tuple[str, Scalar]]:
+    """Yield the facts that `completed` reads or adds, each with a condition on it or a value of it."""
+    yield from (("model.name", "*"), ("model.moe", True))
+    for key, condition, target, value in _IMPLIED:
+        yield from ((key, condition), (target, value))
 
 
 def completed(facts: Facts) -> dict[str, Scalar]:

@@ -7,6 +7,8 @@ that triage has one way to rank faults.
 from __future__ import annotations
 
 import difflib
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from taxonomy.metrics import METRIC_BY_NAME
@@ -130,8 +132,37 @@ class Observation:
         return "down" if self.direction == "up" else "up"
 
 
-def parse_observation(text: str) -> Observation:
+def _nothing(_: str) -> Sequence[str]:
+    return ()
+
+
+def _named_like(name: str) -> list[str]:
+    """Return the metrics that have a name as one of their words, then those that are spelt like it."""
+    word = name.strip().lower()
+    having = [metric for metric in METRIC_BY_NAME if word in re.split(r"[/_]", metric)]
+    return [*having, *difflib.get_close_matches(word, METRIC_BY_NAME, 3, 0.4)]
+
+
+def contradiction(observations: Sequence[Observation]) -> tuple[Observation, Observation] | None:
+    """Return two observations that can't both be true of one metric, None where there are none."""
+    for index, one in enumerate(observations):
+        for other in observations[:index]:
+            if one.metric == other.metric and _exclude_each_other(one.direction, other.direction):
+                return other, one
+    return None
+
+
+def _exclude_each_other(one: str, other: str) -> bool:
+    both = {one, other}
+    return len(both) == 2 and ("none" in both or both in ({"up", "down"}, {"up", "flat"}, {"down", "flat"}))
+
+
+def parse_observation(text: str, suggest: Callable[[str], Sequence[str]] = _nothing) -> Observation:
     """Read ``METRIC=DIRECTION[:ONSET[:PATTERN]]``; ONSET may also be a step, such as ``actor/kl_loss=up:120``.
+
+    Args:
+        text: What was typed.
+        suggest: Returns the metrics that an unknown name is known to stand for elsewhere.
 
     Raises:
         BadObservation: The text has another form, or names something that does not exist.
@@ -144,8 +175,8 @@ def parse_observation(text: str) -> Observation:
             f"{text!r} is not METRIC=DIRECTION[:ONSET[:PATTERN]], as in actor/kl_loss=up:gradual"
         )
     if metric not in METRIC_BY_NAME:
-        near = difflib.get_close_matches(metric, METRIC_BY_NAME, 3, 0.4)
-        hint = f"; did you mean {', '.join(near)}?" if near else ""
+        near = dict.fromkeys((*suggest(metric), *_named_like(metric)))
+        hint = f"; did you mean {', '.join([*near][:4])}?" if near else ""
         raise BadObservation(f"there is no metric {metric!r}{hint}")
     interval = None
     if onset.isdecimal():

@@ -143,7 +143,7 @@ class _Tally:
 
     def reasons(self) -> tuple[str, ...]:
         ordered = sorted(self.points, key=lambda item: -abs(item[0]))
-        return tuple(f"{points:+.2g} {why}" for points, why in ordered)
+        return tuple(f"{points:+.4g} {why}" for points, why in ordered)
 
 
 def rank(

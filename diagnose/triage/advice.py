@@ -66,13 +66,18 @@ def _good_step(answer: Triage, first_step: int | None) -> int | None:
     return answer.onset[0]
 
 
+def _begins_late(first_step: int | None) -> bool:
+    """Whether the log leaves out the run's first steps, so that the incident may be older than it."""
+    return first_step is not None and first_step > 1
+
+
 def _keep(answer: Triage, first_step: int | None) -> str:
     step = _good_step(answer, first_step)
-    which = (
-        f"the last checkpoint before step {step} and the first after it"
-        if step
-        else "the first checkpoint there is"
-    )
+    which = "the first checkpoint there is"
+    if step:
+        which = f"the last checkpoint before step {step} and the first after it"
+    elif _begins_late(first_step):
+        which = f"the checkpoints from before step {first_step}, where the log begins,"
     return f"copy log, resolved configuration and library versions; keep {which} from being rotated away"
 
 
@@ -80,11 +85,15 @@ def _act(answer: Triage, first_step: int | None) -> str:
     alarms = [item for item in answer.observations if item.alarm]
     spoilt = any(item.direction in _FATAL or item.quantity in _SPOILS for item in alarms)
     step = _good_step(answer, first_step)
-    where = (
-        f"go back to the last checkpoint before step {step}"
-        if step
-        else "there is no good step to go back to"
-    )
+    where = "there is no good step to go back to"
+    if step:
+        where = f"go back to the last checkpoint before step {step}"
+    elif _begins_late(first_step):
+        where = (
+            f"the log does not show the steps before {first_step}: look there for a good one to go back to"
+        )
+    elif answer.onset is None and not any(item.onset in ("start", "immediate") for item in alarms):
+        where = "since when is not known, so look for a good step to go back to"
     if spoilt:
         return f"stop the run, it learns nothing good any more; {where}, once the cause is found"
     if any(item.quantity in ("gap", "routes") for item in alarms):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,16 +12,22 @@ from typing import TYPE_CHECKING
 from diagnose.errors import DiagnoseError, ExitCode
 from diagnose.triage import assess, merged
 from diagnose.triage.advice import advise
+from diagnose.triage.context import typed
 from diagnose.triage.report import as_json, as_text
+from taxonomy.assessment import Triage
 from taxonomy.assessment import assess as assess_observations
-from taxonomy.facts import Scalar, scalar
-from taxonomy.observations import parse_observation
+from taxonomy.facts import Scalar
+from taxonomy.observations import Observation, contradiction, parse_observation
 from taxonomy.registry import library
 
 if TYPE_CHECKING:
     from diagnose.console import Terminal
     from diagnose.curves import Curves
+    from diagnose.logs import Import, Run
     from diagnose.triage.config import Difference
+
+REASONS = 3
+"""Kinds of rejected lines, and notes, that the warning about a log names."""
 
 
 @dataclass(frozen=True)
@@ -65,8 +73,10 @@ def command(order: Order, terminal: Terminal) -> int:
         raise DiagnoseError(
             "nothing to judge by", "diagnose triage LOG, or --observed actor/kl_loss=up:gradual"
         )
+    if order.playbook and os.path.lexists(order.playbook):
+        raise _exists(order.playbook)
     warnings: list[str] = []
-    observations = [parse_observation(text) for text in order.observed]
+    observations = _observed(order.observed)
     if order.generations:
         from diagnose.triage.generations import read_generations
 
@@ -74,7 +84,8 @@ def command(order: Order, terminal: Terminal) -> int:
     faulty = [_curves(log, order.run, warnings) for log in order.logs]
     healthy = [_curves(log, None, warnings) for log in order.healthy]
     stated, diff = _settings(order)
-    said = _typed(order.context)
+    said, unusable = typed(order.context)
+    warnings += unusable
     facts = merged(stated, said)
     answer = (
         assess(faulty, healthy, facts, more=observations)
@@ -101,21 +112,7 @@ def command(order: Order, terminal: Terminal) -> int:
     else:
         terminal.data(as_text(answer, advice, _headline(order, faulty, healthy), cards, diff))
     if order.playbook:
-        from diagnose.triage.playbook import playbook_text
-
-        if "-" in (*order.logs, *order.healthy):
-            raise DiagnoseError("a playbook can't name stdin", "save the log to a file first")
-        text = playbook_text(
-            answer,
-            cards,
-            [Path(log) for log in order.logs],
-            [Path(log) for log in order.healthy],
-            said,
-            order.playbook,
-        )
-        order.playbook.parent.mkdir(parents=True, exist_ok=True)
-        order.playbook.write_text(terminal.outgoing(text), encoding="utf-8")
-        terminal.say(f"wrote {order.playbook}; next: diagnose run {order.playbook}")
+        _write_playbook(order.playbook, order, answer, said, terminal)
     return ExitCode.NOT_REPRODUCED if order.fail_on_symptom and answer.symptoms else ExitCode.OK
 
 
@@ -124,29 +121,81 @@ def _curves(log: str, run: int | None, warnings: list[str]) -> Curves:
     from diagnose.logs import read
 
     found = read(log)
-    if run is not None:
-        if run > len(found.runs):
-            raise DiagnoseError(f"{found.source} holds {len(found.runs)} runs: there is no run {run}")
-        return found.runs[run - 1].curves
-    if len(found.runs) > 1:
+    if run is not None and run > len(found.runs):
+        raise DiagnoseError(f"{found.source} holds {len(found.runs)} runs: there is no run {run}")
+    if run is None and len(found.runs) > 1:
         warnings.append(
             f"{found.source} holds {len(found.runs)} runs; the last one is judged (--run 1 for the first)"
         )
-    return found.runs[-1].curves
+    judged = found.runs[-1 if run is None else run - 1]
+    if text := import_warning(found, judged):
+        warnings.append(text)
+    return judged.curves
 
 
-def _typed(context: Sequence[str]) -> dict[str, Scalar]:
-    """Return the facts typed as KEY=VALUE."""
-    facts: dict[str, Scalar] = {}
-    for text in context:
-        key, found, value = text.partition("=")
-        if not found or not key.strip():
-            raise DiagnoseError(
-                f"--context {text!r} is not KEY=VALUE", "as in --context rollout.backend=vllm"
-            )
-        key = key.strip()
-        facts[key] = value.strip() if key.startswith("library.") else scalar(value)
-    return facts
+def import_warning(found: Import, run: Run) -> str:
+    """Return what was lost or doubtful in reading a log, as one line; "" for nothing."""
+    from diagnose.logs.text import count
+
+    parts = []
+    if found.counts.rejected:
+        reasons = Counter(item.reason.partition(":")[0] for item in found.rejected)
+        why = ", ".join(f"{number} x {reason}" for reason, number in reasons.most_common(REASONS))
+        first = f"; first: line {found.rejected[0].line}" if found.rejected else ""
+        parts.append(f"{count(found.counts.rejected, 'line')} rejected ({why}{first})")
+    if run.conflicts:
+        parts.append(f"{count(run.conflicts, 'value')} logged twice, differently: the later ones count")
+    parts += found.notes[:REASONS]
+    if (more := len(found.notes) - REASONS) > 0:
+        parts.append(f"and {more} more notes")
+    return f"{found.source}: {'; '.join(parts)} (diagnose logs tells more)" if parts else ""
+
+
+def _observed(texts: Sequence[str]) -> list[Observation]:
+    """Return the observations typed.
+
+    Raises:
+        DiagnoseError: Two of them exclude each other.
+    """
+    from diagnose.triage.aliases import canonical_names
+
+    found = [parse_observation(text, canonical_names) for text in texts]
+    if pair := contradiction(found):
+        both = " and ".join(f"{item.metric}={item.direction}" for item in pair)
+        raise DiagnoseError(f"--observed contradicts itself: {both}", "say one of the two")
+    return found
+
+
+def _exists(target: Path) -> DiagnoseError:
+    return DiagnoseError(f"{target} exists already", "give another name to --write-playbook, or remove it")
+
+
+def _write_playbook(
+    target: Path, order: Order, answer: Triage, said: dict[str, Scalar], terminal: Terminal
+) -> None:
+    """Write the playbook to run next, unless there is nothing to replay."""
+    from diagnose.triage.playbook import playbook_text
+
+    if "-" in (*order.logs, *order.healthy):
+        raise DiagnoseError("a playbook can't name stdin", "save the log to a file first")
+    text = playbook_text(
+        answer,
+        library(),
+        [Path(log) for log in order.logs],
+        [Path(log) for log in order.healthy],
+        said,
+        target,
+    )
+    if answer.verdict == "healthy":
+        terminal.say(f"nothing to replay, the log shows no fault: {target} is not written")
+        return
+    target.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        with target.open("x", encoding="utf-8") as file:
+            file.write(terminal.outgoing(text))
+    except FileExistsError as error:
+        raise _exists(target) from error
+    terminal.say(f"wrote {target}; next: diagnose run {target}")
 
 
 def _settings(order: Order) -> tuple[dict[str, Scalar], tuple[Difference, ...]]:

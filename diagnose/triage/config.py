@@ -46,11 +46,13 @@ def _async(value: Scalar) -> Scalar:
     return "async" if value is True or "async" in str(value) else "sync"
 
 
-def _quantization(value: Scalar) -> Scalar:
+def quantization_of(value: Scalar) -> Scalar:
+    """Return the format of a quantization setting, "none" for those that mean none."""
     return "none" if value in (None, False, "", "auto", "bfloat16", "bf16", "float16") else value
 
 
-def _dtype(value: Scalar) -> Scalar:
+def dtype_of(value: Scalar) -> Scalar:
+    """Return the short name of a number format."""
     return {"bfloat16": "bf16", "float16": "fp16", "half": "fp16", "float32": "fp32"}.get(str(value), value)
 
 
@@ -70,7 +72,7 @@ _KEYS: tuple[tuple[str, str, Convert], ...] = (
     (
         r"rollout\.quantization|vllm_cfg\.precision|vllm_cfg\.quantization",
         "rollout.quantization",
-        _quantization,
+        quantization_of,
     ),
     (r"rollout\.free_cache_engine", "rollout.free_cache_engine", _same),
     (r"enable_prefix_caching", "rollout.prefix_caching", _same),
@@ -97,8 +99,8 @@ _KEYS: tuple[tuple[str, str, Convert], ...] = (
         "trainer.tensor_parallel",
         _same,
     ),
-    (r"mixed_precision\.param_dtype|policy\.precision|^dtype|torch_dtype", "trainer.dtype", _dtype),
-    (r"mixed_precision\.reduce_dtype", "trainer.reduce_dtype", _dtype),
+    (r"mixed_precision\.param_dtype|policy\.precision|^dtype|torch_dtype", "trainer.dtype", dtype_of),
+    (r"mixed_precision\.reduce_dtype", "trainer.reduce_dtype", dtype_of),
     (r"use_remove_padding|sequence_packing\.enabled|^packing|padding_free", "trainer.packing", _same),
     (r"critic_warmup", "trainer.critic_warmup", _same),
     (r"trainer\.device|^device", "device", lambda value: {"cuda": "gpu"}.get(str(value), value)),

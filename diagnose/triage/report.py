@@ -179,10 +179,14 @@ def _candidates(answer: Triage, cards: Library) -> Iterator[str]:
     for place, item in enumerate(answer.candidates[:CANDIDATES], 1):
         mark = "=" if item.tied and len(answer.likeliest) > 1 else " "
         yield from _wrap(
-            f"{item.score:+5.1f}  {item.fault}: {cards[item.fault].title}", f"{mark}{place} ", "           "
+            f"{item.score:+5.2f}  {item.fault}: {cards[item.fault].title}", f"{mark}{place} ", "           "
         )
-        for reason in item.reasons[: REASONS if item.tied else 1]:
+        shown = item.reasons[: REASONS if item.tied else 1]
+        for reason in shown:
             yield from _wrap(reason, "           ", "                ")
+        if more := len(item.reasons) - len(shown):
+            rest = round(item.score - sum(float(reason.split(" ", 1)[0]) for reason in shown), 2)
+            yield f"           {rest + 0.0:+.4g} and {more} more"
     if answer.ruled_out:
         yield ""
         yield f"Ruled out ({len(answer.ruled_out)})"

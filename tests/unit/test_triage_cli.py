@@ -141,7 +141,8 @@ def test_the_playbook_it_writes_is_one_that_runs(
     )
     assert prepare(sibling).session.source == "sibling", "uncut, and a stand-in too"
     capsys.readouterr()
-    assert invoke(["triage", "--observed", "actor/kl_loss=up", "--write-playbook", str(target)]) == 2
+    other = target.with_name("other.yaml")
+    assert invoke(["triage", "--observed", "actor/kl_loss=up", "--write-playbook", str(other)]) == 2
     assert "a playbook names a log" in capsys.readouterr().err
 
 
