@@ -131,7 +131,13 @@ def run(
     steps: Annotated[int | None, typer.Option("--steps", min=1, help="Training steps of a replay.")] = None,
     workers: Workers = None,
     budget: Annotated[
-        float | None, typer.Option("--budget", min=0, metavar="SECONDS", help="For the replays; 0: no limit.")
+        float | None,
+        typer.Option(
+            "--budget",
+            min=0,
+            metavar="SECONDS",
+            help="For the replays; 0: no limit. With --resume: so many more.",
+        ),
     ] = None,
     probe: Annotated[
         bool, typer.Option("--probe", help="Find the cheapest experiment that splits a set.")
@@ -158,12 +164,15 @@ def run(
     wishes = tuple(name for name, wanted in (("probe", probe), ("try_fix", try_fix)) if wanted)
     outputs = running.Outputs({name: path for name, path in files.items() if path}, json, wishes)
     if resume:
-        if engine or seeds or steps or workers or dry_run or budget is not None:
+        if engine or seeds or steps or workers or dry_run:
             raise DiagnoseError(
-                "a resumed run keeps its engine, seeds, steps, workers and budget",
+                "a resumed run keeps its engine, seeds, steps and workers",
                 "start a new one for other settings",
             )
-        raise typer.Exit(running.carry_on(running.find(target, out), terminal, outputs))
+        folder = running.find(target, out)
+        if budget is not None:
+            running.add_time(folder, budget)
+        raise typer.Exit(running.carry_on(folder, terminal, outputs))
     if target is None:
         raise DiagnoseError("no playbook named", "diagnose run PLAYBOOK, e.g.: diagnose run kl_spike")
     from diagnose.prepare import Overrides

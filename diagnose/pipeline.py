@@ -87,7 +87,7 @@ def execute(folder: RunFolder, log: EventLog) -> Result:
         _extra(session, folder, log, pool, replays.failures)
     log.append(StageEvent(stage="score", status="started"))
     result = evaluate(
-        session, folder, replays.failures, earlier_s + time.monotonic() - begin, stored_cut(session)
+        session, folder, replays.failures, earlier_s + time.monotonic() - begin, stored_cut(session, folder)
     )
     log.append(StageEvent(stage="score", status="done"))
     log.append(StageEvent(stage="report", status="started"))
@@ -225,14 +225,19 @@ class Replays:
         self._taken_up: set[str] = set()
         self._spent_before = 0.0
         self._begin = begin
+        self._budget_s = session.budget_s + folder.added_s() if session.budget_s else 0.0
         kept = read_json(folder.race)
-        self._left_out: set[str] = set(kept.get("left_out", ()) if isinstance(kept, dict) else ())
+        kept = kept if isinstance(kept, dict) else {}
+        # More time than the earlier runner had: what it left out for want of it is due again.
+        more = self._budget_s > kept.get("budget_s", session.budget_s)
+        self._left_out: set[str] = set(() if more else kept.get("left_out", ()))
         self.failures: dict[str, str] = {}
 
     def run(self) -> None:
         """Run what is missing and the budget allows, rung by rung.
 
-        What an earlier runner left out because the budget was spent stays left out: the same race is walked again.
+        What an earlier runner left out because the budget was spent stays left out, unless there is more of it now:
+        the same race is walked again.
 
         Raises:
             RunError: No healthy replay came through, or none with a fault although some were tried. Replays whose
@@ -288,6 +293,7 @@ class Replays:
                 "stopped": stopped,
                 "racing": [e.fault for e in race.entries if e.fault not in stopped] if not over else [],
                 "left_out": sorted(self._left_out),
+                "budget_s": self._budget_s,
             },
         )
 
@@ -297,7 +303,7 @@ class Replays:
         if not started:
             self._stage("skipped", f"{len(self._planned)} runs are there")
         elif left_out:
-            budget = f"{left_out} left out, the budget of {self._session.budget_s:g} s is spent"
+            budget = f"{left_out} left out, the budget of {self._budget_s:g} s is spent"
             self._stage("done", f"{done} of {len(self._planned)} runs, {budget}")
         else:
             self._stage("done", f"{done} of {len(self._planned)} runs")
@@ -360,11 +366,11 @@ class Replays:
 
     def _fits(self, share: float) -> bool:
         """Whether a further replay is likely to end within a share of the budget."""
-        if not self._session.budget_s:
+        if not self._budget_s:
             return True
         spent = self._spent_before + time.monotonic() - self._begin
         expected = statistics.median(self._durations) if self._durations else 0.0
-        return spent + expected <= share * self._session.budget_s
+        return spent + expected <= share * self._budget_s
 
     def _submit(self, run: PlannedRun) -> None:
         home = self._home / run.id

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 import subprocess
 from collections.abc import Sequence
@@ -141,6 +142,23 @@ def _print_plan(prepared: Prepared, terminal: Terminal) -> None:
         terminal.data(f"not tried: {fault}: {why}")
     for command in plan["commands"]:
         terminal.data(f"would run: {command}")
+
+
+def add_time(folder: RunFolder, seconds: float) -> None:
+    """Let the replays of a run take more time than its budget; what was left out for want of it is due again.
+
+    Raises:
+        RunError: A runner is at work, the run has no budget, or `seconds` is nothing.
+    """
+    session = read_json(folder.session)
+    budget_s = session.get("budget_s") if isinstance(session, dict) else 0
+    if folder.is_alive():
+        raise RunError(f"a runner is at work in {folder.path}", "wait for its end, or stop it")
+    if not budget_s:
+        raise RunError(f"the run in {folder.path} has no time limit", "resume it without --budget")
+    if not (seconds > 0 and math.isfinite(seconds)):
+        raise RunError(f"{seconds:g} more seconds are no more time", "name a number above 0")
+    folder.add_time(seconds)
 
 
 def carry_on(folder: RunFolder, terminal: Terminal, outputs: Outputs) -> int:

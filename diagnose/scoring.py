@@ -285,14 +285,14 @@ def rescore(folder: RunFolder) -> Result:
         folder,
         before.get("failures", {}),
         before.get("wall_s") or 0.0,
-        stored_cut(session),
+        stored_cut(session, folder),
     )
 
 
-def stored_cut(session: Session) -> str:
+def stored_cut(session: Session, folder: RunFolder) -> str:
     """Return why planned replays of a session are missing, as the end of a sentence."""
     if session.budget_s:
-        return f"the budget of {session.budget_s:g} s was spent"
+        return f"the budget of {session.budget_s + folder.added_s():g} s was spent"
     return "the run was interrupted"
 
 

@@ -2,7 +2,7 @@
 
     RUN_DIR/ session.json · playbook.yaml · inputs/*.jsonl · events.jsonl · runner.pid, runner.lock,
              runner.log, worker_*.log · proxy/ · runs/<run id>/{spec.json, metrics.jsonl, outcome.json} ·
-             race.json · wishes.json · extra/<run id>/… · result.json
+             race.json · more_time.json · wishes.json · extra/<run id>/… · result.json
 
 Whether a runner is alive is asked of the lock, not of the pid: a lock ends with its process, a pid is reused.
 """
@@ -116,6 +116,21 @@ class RunFolder:
     def wishes(self) -> Path:
         """What the user wants beside the verdict: probes, remedies."""
         return self.path / "wishes.json"
+
+    @property
+    def more_time(self) -> Path:
+        """Seconds that the user has added to the session's budget since."""
+        return self.path / "more_time.json"
+
+    def add_time(self, seconds: float) -> None:
+        """Let the replays take `seconds` more than the session's budget and what was added before. Raises OSError."""
+        write_json(self.more_time, {"seconds": self.added_s() + seconds})
+
+    def added_s(self) -> float:
+        """Return the seconds that were added to the session's budget, 0.0 where none were."""
+        kept = read_json(self.more_time)
+        seconds = kept.get("seconds") if isinstance(kept, dict) else None
+        return float(seconds) if isinstance(seconds, int | float) else 0.0
 
     @property
     def race(self) -> Path:

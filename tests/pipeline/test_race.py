@@ -113,6 +113,18 @@ def test_a_spent_budget_ends_the_race_and_stays_spent(tmp_path):
     assert same(json.loads(again)) == same(answer) and len(lab.started()) == before
 
 
+def test_a_spent_budget_can_be_raised_when_the_run_is_resumed(tmp_path, raced):
+    lab = racing(tmp_path, seconds=0.1)
+    lab.run("run", "playbook.yaml", "--out", lab.out, "--json", "--workers", "1")
+    before = lab.started()
+    code, out, _ = lab.run("run", "--resume", lab.out, "--json", "--budget", "600")
+    assert code == 0 and same(json.loads(out)) == same(json.loads(raced.stdout))
+    assert lab.started()[: len(before)] == before and len(set(lab.started())) == len(lab.started())
+    assert lab.folder.added_s() == 600
+    code, _, err = lab.run("run", "--resume", lab.out, "--budget", "0")
+    assert code == 4 and "above 0" in err and lab.folder.added_s() == 600
+
+
 def test_the_command_line_sets_the_budget(tmp_path):
     lab = racing(tmp_path, seconds=0.1)
     code, out, _ = lab.run("run", "playbook.yaml", "--dry-run", "--json", "--budget", "7")
