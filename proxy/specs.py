@@ -116,6 +116,49 @@ class FaultSpec:
 
 
 @dataclass(frozen=True)
+class Launch:
+    """The user's own verl: what stands on its command line besides what a run adds, and where it is started.
+
+    Attributes:
+        flags: What stands before the overrides: ``-m verl.trainer.main_ppo`` and Hydra's options.
+        overrides: Hydra overrides: the user's, then those of the scaled plan.
+        environment: Variables of the user's: (name, value).
+        platform: "cpu", "cuda" or "npu".
+        accelerators: Accelerators that a run takes; 0 on a CPU.
+        directory: Folder that the command is started in, "" for the job's own.
+        address: Ray cluster that runs are submitted to as jobs (``http://HOST:8265``), "" to start verl here.
+        entry: Interpreter on the cluster.
+        runtime_env: Ray's runtime environment of a job, as JSON; ours is added.
+        trained: Path of the model in the user's command, which a run replaces.
+        strategy: Training engine that the configuration asks for.
+        rollout: Rollout engine, likewise.
+    """
+
+    flags: tuple[str, ...] = ()
+    overrides: tuple[str, ...] = ()
+    environment: tuple[tuple[str, str], ...] = ()
+    platform: str = "cpu"
+    accelerators: int = 0
+    directory: str = ""
+    address: str = ""
+    entry: str = "python3"
+    runtime_env: str = "{}"
+    trained: str = ""
+    strategy: str = "fsdp2"
+    rollout: str = ""
+
+    def __post_init__(self) -> None:
+        """Make tuples of JSON's lists again."""
+        for name in ("flags", "overrides"):
+            object.__setattr__(self, name, tuple(getattr(self, name)))
+        object.__setattr__(self, "environment", tuple((n, v) for n, v in self.environment))
+
+    def key(self) -> list[Any]:
+        """Return what tells two runs apart; where they are carried out does not."""
+        return [self.flags, self.overrides, self.environment, self.platform, self.directory]
+
+
+@dataclass(frozen=True)
 class EngineSpec:
     """What runs a run, and how; everything but the name concerns verl.
 
@@ -126,6 +169,7 @@ class EngineSpec:
         train_dtype: Precision of verl's training forward: "fp32", or "bf16" (verl's own default).
         rollout_dtype: Precision of the rollout's weights: "bf16" or "fp32".
         limit_s: Seconds that a run may take, 0 for no limit.
+        launch: The user's own command; None: verl is started with settings that make it the recipe.
     """
 
     name: str = "local"
@@ -134,12 +178,19 @@ class EngineSpec:
     train_dtype: str = "fp32"
     rollout_dtype: str = "bf16"
     limit_s: float = 0.0
+    launch: Launch | None = None
 
-    def key(self) -> list[str]:
+    def __post_init__(self) -> None:
+        """Make a `Launch` of JSON's mapping again."""
+        if isinstance(self.launch, Mapping):
+            object.__setattr__(self, "launch", Launch(**self.launch))
+
+    def key(self) -> list[Any]:
         """Return what distinguishes the runs of two engines, empty for the local one."""
         if self.name == "local":
             return []
-        return [self.name, self.trainer, self.train_dtype, self.rollout_dtype]
+        own = [self.launch.key()] if self.launch else []
+        return [self.name, self.trainer, self.train_dtype, self.rollout_dtype, *own]
 
 
 @dataclass(frozen=True)

@@ -139,12 +139,15 @@ def actor_update(original: Function) -> Function:
             # What verl's bypass mode trains on. The mode itself would also leave out the trainer's own
             # log-probabilities, and with them entropy and every mismatch metric.
             data["old_log_probs"] = data["rollout_log_probs"]
+        # What the fault leaves alone is left alone: a command of the user's may have settings that no recipe knows.
         settings = {}
-        if "kl_coef" not in state.job["by_hydra"]:
+        if recipe.kl_coef != healthy.kl_coef and "kl_coef" not in state.job["by_hydra"]:
             settings["kl_loss_coef"] = recipe.kl_coef
-        if "clip_ratio" not in state.job["by_hydra"]:
-            settings |= dict.fromkeys(("clip_ratio", "clip_ratio_low", "clip_ratio_high"), recipe.clip_ratio)
-        if "epochs" not in state.job["by_hydra"]:
+        if recipe.clip_ratio != healthy.clip_ratio and "clip_ratio" not in state.job["by_hydra"]:
+            factor = recipe.clip_ratio / healthy.clip_ratio
+            for name in ("clip_ratio", "clip_ratio_low", "clip_ratio_high"):
+                settings[name] = getattr(config, name) * factor
+        if recipe.epochs != healthy.epochs and "epochs" not in state.job["by_hydra"]:
             tensordict_utils.assign_non_tensor(data, epochs=recipe.epochs)
         state.updates = 0
         with changed(config, **settings):
