@@ -4,6 +4,8 @@
   the same key and differ, the later one is kept and the conflict counted.
 - A step that falls back to a fresh start begins a second run. One that falls back to a later step is a resume
   from a checkpoint: the same run, an event, and the later values win.
+- Where steps fall back but none is logged anew (a table sorted by something else, files in the wrong order), there was
+  neither a second run nor a resume: the lines are out of order, and are put in order.
 - Records that name their run (MLflow, CSV exports) belong to it, whatever their order.
 
 Values are kept in arrays, 8 bytes each, so that a long log needs little more memory than its curves.
@@ -23,7 +25,7 @@ import numpy as np
 
 from diagnose.curves import Array, Curves
 from diagnose.logs.canonical import Aliases, Offer
-from diagnose.logs.model import Record, Run
+from diagnose.logs.model import Record, Row, Run
 
 LATE = 8
 """A line at most this many steps behind that contradicts nothing is late, not a new start."""
@@ -35,6 +37,9 @@ MAX_USED = 1000
 """Distinct raw keys that may stand for a canonical metric (validation sets have a key each)."""
 MAX_BLOCKS = 500
 """Sets of keys that are kept as they come; records with others are taken apart."""
+REPEATED = 0.05
+"""Largest share of the records of a run out of order that may be there twice, from so many falls of the step on."""
+FALLS = 3
 MAX_RUNS = 1000
 """Runs of one log that are told apart; what comes after them joins the last."""
 
@@ -54,15 +59,17 @@ def assemble(records: Iterable[Record], source: str, aliases: Aliases) -> tuple[
     all_known: tuple[str, ...] = ()  # the keys of the record before, if each was known
     for record in records:
         known: Mapping[str, float] = record.data
-        keys = tuple(known)
+        keys = known.names if isinstance(known, Row) else tuple(known)
         if keys != all_known:
             for key in keys:
                 if key not in offers and len(offers) < MAX_KEYS:
                     offers[key] = aliases.offer(key) if used < MAX_USED else None
                     used += offers[key] is not None
-            known = {key: value for key, value in known.items() if offers.get(key) is not None}
-            if len(known) == len(keys):
+            if all(offers.get(key) is not None for key in keys):
                 all_known = keys
+            else:
+                known = {key: value for key, value in known.items() if offers.get(key) is not None}
+                keys = tuple(known)
         draft = latest.get(record.run)
         if draft is None or not draft.takes(record.step, known):
             if len(drafts) < MAX_RUNS:
@@ -71,8 +78,28 @@ def assemble(records: Iterable[Record], source: str, aliases: Aliases) -> tuple[
                 latest[record.run] = draft
             elif draft is None:
                 draft = drafts[-1]
-        draft.add(record, known)
-    return tuple(draft.finish(source, offers) for draft in drafts)
+        draft.add(record, known, keys)
+    return tuple(draft.finish(source, offers) for draft in _in_order(drafts))
+
+
+def _in_order(drafts: list[_Draft]) -> list[_Draft]:
+    """Return the runs, those put together again that are one run whose lines are out of order."""
+    groups: dict[str, list[_Draft]] = {}
+    for draft in drafts:
+        groups.setdefault(draft.label, []).append(draft)
+    found = []
+    for group in groups.values():
+        if sum(len(draft.resumes) for draft in group) + len(group) > 1 and all(
+            len(draft.steps) for draft in group
+        ):
+            whole = _Draft(group[0].first_line, group[0].label)
+            for draft in group:
+                whole.append(draft)
+            if whole.sort():
+                found.append(whole)
+                continue
+        found += group
+    return sorted(found, key=lambda draft: draft.first_line)
 
 
 class _Block:
@@ -113,6 +140,7 @@ class _Draft:
     records: int = 0
     duplicates: int = 0
     conflicts: int = 0
+    out_of_order: int = 0
     steps: array[int] = field(default_factory=lambda: array("q"))
     blocks: dict[tuple[str, ...], _Block] = field(default_factory=dict)
     recent: dict[int, Mapping[str, float]] = field(default_factory=dict)
@@ -136,12 +164,17 @@ class _Draft:
             return False
         return all(key not in row or _same(row[key], value) for key, value in known.items())
 
-    def add(self, record: Record, known: Mapping[str, float]) -> None:
-        """Take a record in; `takes` has said yes, or it is the first."""
+    def add(self, record: Record, known: Mapping[str, float], keys: tuple[str, ...]) -> None:
+        """Take a record in; `takes` has said yes, or it is the first.
+
+        Args:
+            record: The record.
+            known: Of its values those in use.
+            keys: Their keys.
+        """
         step = record.step
         self.last_line = record.line
         self.records += 1
-        keys = tuple(known)
         block = self.blocks.get(keys)
         if block is None or len(known) < len(record.data) or record.not_numbers:
             if len(self.keys) < MAX_KEYS:
@@ -176,7 +209,7 @@ class _Draft:
             self._begin(number, keys, known)
         else:
             block.numbers.append(number)
-            block.values.extend(known.values())
+            block.values.extend(known.numbers if isinstance(known, Row) else known.values())
 
     def _begin(self, number: int, keys: tuple[str, ...], known: Mapping[str, float]) -> None:
         """Keep a record whose keys have not come together before; of too many kinds of records by key."""
@@ -185,6 +218,39 @@ class _Draft:
             block = self.blocks.setdefault(part, _Block(part))
             block.numbers.append(number)
             block.values.extend(known[key] for key in part)
+
+    def append(self, other: _Draft) -> None:
+        """Put the records of another draft after one's own."""
+        before = len(self.steps)
+        self.last_line = max(self.last_line, other.last_line)
+        self.records += other.records
+        self.duplicates += other.duplicates
+        self.conflicts += other.conflicts
+        self.steps.extend(other.steps)
+        for keys, block in other.blocks.items():
+            mine = self.blocks.setdefault(keys, _Block(keys))
+            mine.numbers.extend(number + before for number in block.numbers)
+            mine.values.extend(block.values)
+        self.keys.update(other.keys)
+        self.decimals.update(other.decimals)
+
+    def sort(self) -> bool:
+        """Take the records for one run out of order, and return True; False where they can't be.
+
+        They are where no step has another value when it is logged anew, and hardly any is logged anew at all.
+        """
+        steps_R = np.array(self.steps, dtype=np.float64)
+        falls = int((np.diff(steps_R) < 0).sum())
+        allowed = REPEATED * len(steps_R) if falls >= FALLS else 0
+        for raw in {key for keys in self.blocks for key in keys}:
+            steps_K, values_K = self._column(raw, steps_R)
+            order_K = np.argsort(steps_K, kind="stable")
+            twice_K = np.flatnonzero(np.diff(steps_K[order_K]) == 0)
+            one, other = values_K[order_K[twice_K]], values_K[order_K[twice_K + 1]]
+            if len(twice_K) > allowed or not np.array_equal(one, other, equal_nan=True):
+                return False
+        self.out_of_order = int((steps_R < np.maximum.accumulate(steps_R)).sum())
+        return True
 
     def _column(self, raw: str, steps_R: Array) -> tuple[Array, Array]:
         """Return steps and values of a key, in the order in which they were logged.
@@ -246,6 +312,7 @@ class _Draft:
             duplicates=self.duplicates,
             conflicts=self.conflicts,
             replaced=self._replaced(steps_R),
+            out_of_order=self.out_of_order,
             label=self.label,
         )
 

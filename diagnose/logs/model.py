@@ -2,11 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from array import array
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from diagnose.curves import Curves
+
+
+class Row(Mapping[str, float]):
+    """The values of a line whose keys are those of many others: it costs the long log no dictionary a line.
+
+    Attributes:
+        names: The keys; lines with the same keys share one tuple.
+        numbers: Their values, in that order.
+    """
+
+    __slots__ = ("names", "numbers")
+
+    def __init__(self, names: tuple[str, ...], numbers: array[float]) -> None:
+        self.names, self.numbers = names, numbers
+
+    def __getitem__(self, key: str) -> float:
+        try:
+            return self.numbers[self.names.index(key)]
+        except ValueError:
+            raise KeyError(key) from None
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.names)
+
+    def __len__(self) -> int:
+        return len(self.names)
 
 
 class Record(NamedTuple):
@@ -62,6 +89,7 @@ class Run:
         duplicates: Values that were logged again, unchanged.
         conflicts: Values that were logged again for the same step with another value; the later one is kept.
         replaced: Steps before a resume that were trained again after it; the later values are kept.
+        out_of_order: Records whose step is smaller than one before them, in a run without a resume; they were sorted.
         label: Name of the run within the log, "" where there is none.
         file: File of a folder that the run was read from, "" for a log that is one file.
     """
@@ -75,6 +103,7 @@ class Run:
     duplicates: int = 0
     conflicts: int = 0
     replaced: int = 0
+    out_of_order: int = 0
     label: str = ""
     file: str = ""
 

@@ -67,6 +67,7 @@ def _run(run: Run, rejected: list[Rejected]) -> dict[str, Any]:
         "duplicates": run.duplicates,
         "conflicts": run.conflicts,
         "replaced": run.replaced,
+        "out_of_order": run.out_of_order,
     } | {name: text for name, text in (("label", run.label), ("file", run.file)) if text}
 
 
@@ -163,6 +164,8 @@ def _notes(run: Run, rejected: list[Rejected]) -> list[str]:
         notes.append(f"{count(run.replaced, 'step')} trained again after a resume: the later values count")
     if run.duplicates:
         notes.append(f"{count(run.duplicates, 'value')} logged twice")
+    if run.out_of_order:
+        notes.append(f"{count(run.out_of_order, 'line')} out of order: sorted by step")
     if run.conflicts:
         notes.append(f"{count(run.conflicts, 'value')} logged twice, differently: the later ones count")
     if rounded := run.curves.resolution:

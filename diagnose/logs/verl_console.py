@@ -12,9 +12,10 @@ A gigabyte of metric lines must not take minutes, and a run prints the same keys
 from __future__ import annotations
 
 import re
+from array import array
 from collections.abc import Iterable, Iterator
 
-from diagnose.logs.model import Record, Rejected
+from diagnose.logs.model import Record, Rejected, Row
 from diagnose.logs.names import VERL
 from diagnose.logs.registry import reader
 from diagnose.logs.text import Line, Piece, clean, key_name, printable
@@ -34,6 +35,7 @@ _PAIR = re.compile(
 )
 _METRIC_LIKE = re.compile(r"\w/\w[^\s:]{0,200}:")
 _GAP = b" - "
+_ENDS = rb"(?= |$)"
 _BEFORE = (b"", b" ", b"\t")
 _LAYOUTS = 500
 """Layouts that are made for a log: a run has a handful (with validation, with a checkpoint, without), each made anew
@@ -130,17 +132,21 @@ class _Layout:
     ) -> None:
         self.heads, self.known, self.keys, self.spans = heads, known, keys, spans
         self.decimals = decimals
+        self.size = len(heads)
         self.lines = 0
-        parts = []
+        parts: list[bytes] = []
+        before = -1
         for at, (least, most) in zip(known, spans, strict=True):
-            gap = _GAP if at else b""
-            least, most = max(0, least - _SLACK), most + _SLACK
-            # Atomic, so that no line takes more than linear time.
-            skip = b"(?>.{%d,%d}%s)" % (least, most if at else 0, re.escape(gap + heads[at]))
-            parts.append(
-                skip + rb"([^ ()]{1,40})" + (rb"\)" if heads[at].endswith(b"(") else b"") + b"(?= |$)"
-            )
-        self.match = re.compile(b"".join(parts), re.DOTALL).match
+            gap = re.escape((_GAP if at else b"") + heads[at])
+            if at == before + 1:  # nothing between them that could be longer or shorter
+                parts.append(gap)
+            else:  # atomic, so that no line takes more than linear time
+                bounds = (max(0, least - _SLACK), most + _SLACK)
+                parts.append((_ENDS if parts else b"") + b"(?>.{%d,%d}%s)" % (*bounds, gap))
+            parts.append(rb"([^ ()]{1,40})" + (rb"\)" if heads[at].endswith(b"(") else b""))
+            before = at
+        self.match = re.compile(b"".join(parts) + _ENDS, re.DOTALL).match
+        self.point = -1 - decimals if decimals is not None else 0
 
     @staticmethod
     def of(body: bytes, record: Record, before: _Layout | None) -> _Layout | None:
@@ -201,16 +207,13 @@ class _Layout:
             return None
         self.lines += 1
         texts = found.groups()
-        if self.decimals is not None:
-            point = -1 - self.decimals
-            if any(
-                text[point : point + 1] != b"." if b"." in text else b"e" in text.lower() for text in texts
-            ):
-                return None
+        if (point := self.point) and any(
+            text[point : point + 1] != b"." if b"." in text else b"e" in text.lower() for text in texts
+        ):
+            return None
         try:
-            return Record(
-                number, step, dict(zip(self.keys, map(float, texts), strict=True)), (), self.decimals
-            )
+            row = Row(self.keys, array("d", map(float, texts)))
+            return Record(number, step, row, (), self.decimals)
         except ValueError:
             return None
 
@@ -218,21 +221,23 @@ class _Layout:
 def fast(pieces: Iterable[Piece]) -> Iterator[Record | Rejected]:
     """Yield what `records` yields, except that values of unused keys are not looked at in a line like the last."""
     layouts: dict[bytes, _Layout] = {}  # by their outlines
+    known, starts = layouts.get, _START_BYTES.match
     made = expected = 0
     for number, raw, whole in pieces:
-        start = _START_BYTES.match(raw, raw.find(NEEDLE))
+        start = starts(raw, raw.find(NEEDLE))
         layout = None
         outline = b""
-        if start is not None and whole and raw[start.start() - 1 : start.start()] in _BEFORE:
-            outline = raw[start.end() :].translate(None, _OF_NUMBERS)
-            layout = layouts.get(outline)
-            if (
-                layout is not None
-                and (record := layout.read(number, int(start[1]), raw, start.end())) is not None
-            ):
-                expected = len(layout.heads)
-                yield record
-                continue
+        if start is not None and whole:
+            begin, end = start.span()
+            if raw[begin - 1 : begin] in _BEFORE:
+                outline = raw[end:].translate(None, _OF_NUMBERS)
+                layout = known(outline)
+                if layout is not None:
+                    record = layout.read(number, int(start[1]), raw, end)
+                    if record is not None:
+                        expected = layout.size
+                        yield record
+                        continue
         found = list(parse(Line(number, clean(raw), whole), expected))
         if (
             outline

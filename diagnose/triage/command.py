@@ -143,6 +143,8 @@ def import_warning(found: Import, run: Run) -> str:
         why = ", ".join(f"{number} x {reason}" for reason, number in reasons.most_common(REASONS))
         first = f"; first: line {found.rejected[0].line}" if found.rejected else ""
         parts.append(f"{count(found.counts.rejected, 'line')} rejected ({why}{first})")
+    if run.out_of_order:
+        parts.append(f"{count(run.out_of_order, 'line')} out of order, sorted by step")
     if run.conflicts:
         parts.append(f"{count(run.conflicts, 'value')} logged twice, differently: the later ones count")
     parts += found.notes[:REASONS]

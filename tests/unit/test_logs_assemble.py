@@ -99,6 +99,36 @@ def test_resumes_can_follow_each_other() -> None:
     assert run.curves.events == (("resume", 3), ("resume", 2))
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_shuffled_lines_are_one_run(seed: int) -> None:
+    order = list(map(int, np.random.default_rng(seed).permutation(60)))
+    (run,) = runs(*[(step, {KL: 0.1 * step, ENTROPY: 1.0 / (1 + step)}) for step in order])
+    assert steps(run) == list(range(60))
+    assert values(run, KL) == [0.1 * step for step in range(60)]
+    assert run.curves.events == ()
+    assert (run.records, run.replaced) == (60, 0)
+    assert run.out_of_order == sum(step < max(order[: at + 1]) for at, step in enumerate(order))
+
+
+def test_pieces_in_the_wrong_order_are_one_run() -> None:
+    (run,) = runs(*[(step, {KL: step}) for step in (*range(51, 90), *range(1, 51))])
+    assert steps(run) == list(range(1, 90))
+    assert (run.first_line, run.last_line, run.out_of_order) == (1, 89, 50)
+
+
+def test_a_second_run_that_logs_other_keys_too_is_no_disorder() -> None:
+    one, two = runs(
+        *[(step, {KL: step}) for step in range(1, 9)], *[(step, {KL: 5, GRAD: 1}) for step in range(1, 9)]
+    )
+    assert (steps(one), steps(two)) == (list(range(1, 9)), list(range(1, 9)))
+
+
+def test_a_restart_whose_first_step_came_out_the_same_is_a_second_run() -> None:
+    """Same seeds, same first step: one repeated value among few is a restart and no disorder."""
+    one, two = runs(*[(step, {KL: 0.5 * step}) for step in (*range(1, 21), 1)])
+    assert (steps(one), steps(two)) == (list(range(1, 21)), [1])
+
+
 def test_prose_that_looks_like_a_record_starts_no_run() -> None:
     (run,) = runs(*[(step, {KL: step}) for step in range(1, 30)], (1, {"the/ratio": 5}), (30, {KL: 30}))
     assert steps(run) == list(range(1, 31))

@@ -47,12 +47,16 @@ def write(tmp_path: Path, content: str | bytes, name: str = "run.log") -> Path:
 # each of the cases
 
 
-def test_steps_out_of_order_are_sorted_and_said(tmp_path: Path) -> None:
+def test_steps_out_of_order_are_sorted_and_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     order = [10, 12, 11, 15, 14, 13, 16]
-    (run,) = read(write(tmp_path, "".join(console(step, step) for step in order))).runs
+    log = write(tmp_path, "".join(console(step, step) for step in order))
+    (run,) = read(log).runs
     assert list(run.curves.steps_N) == sorted(order)
     assert list(run.curves.values[KL]) == sorted(order)
-    assert run.curves.events == (("resume", 11), ("resume", 14), ("resume", 13))
+    assert run.curves.events == ()
+    assert run.out_of_order == 3
+    assert invoke(["logs", str(log)]) == 0
+    assert "3 lines out of order" in capsys.readouterr().out
 
 
 def test_duplicate_steps_with_other_values_are_counted(tmp_path: Path) -> None:

@@ -393,6 +393,7 @@ def test_summary_as_json(tmp_path: Path) -> None:
         "duplicates": 0,
         "conflicts": 0,
         "replaced": 1,
+        "out_of_order": 0,
     }
     assert two["metrics"]["actor/kl_loss"] == {
         "raw": "actor/kl_loss",
