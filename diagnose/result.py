@@ -111,6 +111,7 @@ class Candidate:
         fix: What to do about it.
         reasons: Plain sentences.
         metrics: By canonical metric.
+        doubts: Clauses on what keeps a reproduced fault from being specific, the weightiest first.
     """
 
     fault: str
@@ -131,6 +132,7 @@ class Candidate:
     reasons: tuple[str, ...]
     metrics: dict[str, MetricResult] = field(default_factory=dict)
     severity_interval: tuple[float, float] | None = None
+    doubts: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

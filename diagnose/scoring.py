@@ -186,6 +186,7 @@ def evaluate(
         if fault in tried
     }
     cards, calibration = library(), calibration_for(session, folder)
+    unreached = [item.fault for item in session.candidates if item.fault not in tried]
     answer = score(
         found.faulty,
         found.healthy,
@@ -195,6 +196,7 @@ def evaluate(
         calibration=calibration,
         from_step=session.onset,
         stand_in=session.source != "checkpoint",
+        unreached=unreached,
     )
     extra: dict[str, Any] = {}
     if folder.extra.is_dir():
@@ -212,8 +214,7 @@ def evaluate(
         engine=session.engine,
         recipe=asdict(session.recipe),
         seeds=session.seeds,
-        not_tried=dict(session.not_tried)
-        | {item.fault: f"not reached: {cut}" for item in session.candidates if item.fault not in tried},
+        not_tried=dict(session.not_tried) | {fault: f"not reached: {cut}" for fault in unreached},
         failures=dict(found.failed),
         wall_s=wall_s,
         run_dir=str(folder.path),

@@ -10,6 +10,8 @@ from typing import Any
 
 INJECTION_FAILED = "injection failed"
 """How the reason of a run begins in which the fault could not be put in place."""
+NOTHING_TO_HIT = f"{INJECTION_FAILED}: the checkpoint has no"
+"""How it begins where the model lacks what the fault breaks: the original, of which it was cut, lacks it too."""
 
 
 def content_key(*parts: Any) -> str:

@@ -184,6 +184,7 @@ def _candidate_from_json(data: Mapping[str, Any]) -> Candidate:
         reasons=tuple(data["reasons"]),
         metrics={name: _metric_from_json(item) for name, item in data["metrics"].items()},
         severity_interval=_interval(data.get("severity_interval")),
+        doubts=tuple(data.get("doubts", ())),
     )
 
 

@@ -111,6 +111,8 @@ def _doubt(result: Result, first: Candidate | None) -> str:
     """Return why a reproduced fault is not specific: its rivals, or that it was not shown to be the only one."""
     if first is not None and first.rivals:
         return f"this evidence cannot tell it from {titles(result, first.rivals)}"
+    if first is not None and first.doubts:
+        return f"not as the only cause: {literal(first.doubts[0])}"
     return "is not shown to be the only fault that does"
 
 
@@ -134,7 +136,7 @@ def what_to_do(result: Result) -> tuple[str, ...]:
         known = {candidate.fault: candidate for candidate in result.score.ranking}
         suspects = [first, *(known[rival] for rival in first.rivals if rival in known)]
         steps += [f"If it is {literal(c.title, 80)}: {literal(c.fix)}" for c in suspects if c.fix]
-        if not first.rivals:
+        if not first.rivals and not first.doubts:
             steps.append("Replay more seeds and the other candidates to be sure of it.")
     elif first and verdict == Verdict.PARTLY:
         if first.split_by:

@@ -12,6 +12,7 @@ from diagnose.curves import Curves
 from diagnose.score.align import Clock, Contrast, block_count, first_update, last_step, points
 from diagnose.score.onset import Onset
 from diagnose.score.settings import Settings
+from proxy.specs import INJECTION_FAILED, NOTHING_TO_HIT
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,16 @@ class Replay:
     def scorable(self) -> bool:
         """Whether there is a witnessed run to look at."""
         return self.witness_ok and not self.failure and any(len(run.steps_N) for run in self.runs)
+
+    @property
+    def impossible(self) -> bool:
+        """Whether the model has nothing that the fault could break: then it isn't the cause either."""
+        return self.failure.startswith(NOTHING_TO_HIT)
+
+    @property
+    def broke(self) -> bool:
+        """Whether the replay came to nothing for a reason that says nothing of the fault, such as a dead worker."""
+        return bool(self.failure) and not self.failure.startswith(INJECTION_FAILED)
 
 
 @dataclass(frozen=True)

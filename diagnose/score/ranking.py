@@ -18,7 +18,7 @@ from diagnose.score.system import System
 from diagnose.score.verdict import Evidence, agreement, candidate_verdict, coverage
 from proxy.specs import INJECTION_FAILED
 from taxonomy.metrics import METRIC_BY_NAME
-from taxonomy.registry import Library
+from taxonomy.registry import FaultCard, Library
 
 SPLITS_TOLD = 3
 """Members of a set for which it is said what would split them off."""
@@ -40,6 +40,7 @@ class Case:
         available: Metrics that both systems have.
         library: Fault cards.
         stand_in: Whether the proxy is a stand-in.
+        unreached: Candidates that were to be replayed and were not.
     """
 
     frame: Frame
@@ -53,6 +54,7 @@ class Case:
     available: tuple[str, ...]
     library: Library
     stand_in: bool
+    unreached: tuple[str, ...] = ()
 
     def explained(self, d: float) -> float:
         """Return 1 − d² / ‖q_O‖², the share of the incident that a candidate at distance d explains."""
@@ -126,7 +128,10 @@ def _candidate(
     gap = gaps.gap(c, nearest) if nearest is not None else None
     first = min(range(len(order)), key=lambda k: (gaps.d_C[k], k)) == c
     covered = coverage(card, case.available)
+    tried = {replays[k].fault for k in order}
+    impossible = {item.fault for item in replays if item.impossible}
     reasons: tuple[str, ...]
+    doubts: tuple[str, ...] = ()
     if case.settled is not None:
         verdict, reasons = case.settled[0], (case.settled[1],)
     else:
@@ -137,16 +142,17 @@ def _candidate(
             explained=case.explained(d),
             coverage=covered,
             rivals=rivals,
-            untried=tuple(
-                item.fault
-                for item in (card.rivals if card is not None else ())
-                if item.fault not in {replays[k].fault for k in order}
+            untried=tuple(fault for fault in _look_alikes(card) if fault not in tried | impossible),
+            unreached=tuple(
+                fault
+                for fault in (*case.unreached, *(item.fault for item in replays if item.broke))
+                if fault not in {*tried, *_look_alikes(card)}
             ),
             gap=gap,
             nearest=first,
             stand_in=case.stand_in,
         )
-        verdict, reasons = candidate_verdict(evidence, settings)
+        verdict, reasons, doubts = candidate_verdict(evidence, settings)
     strengths = sorted({item.severity for item in replays if item.fault == replay.fault})
     if len(strengths) > 1:
         reasons = (*reasons, f"The nearest of {len(strengths)} strengths is {replay.severity:g}.")
@@ -174,7 +180,12 @@ def _candidate(
         reasons=(*reasons, *(advice for _, advice in splits)),
         metrics=table,
         severity_interval=_interval(replay.fault, replays, seen, case),
+        doubts=doubts,
     )
+
+
+def _look_alikes(card: FaultCard | None) -> tuple[str, ...]:
+    return tuple(item.fault for item in card.rivals) if card is not None else ()
 
 
 def _interval(

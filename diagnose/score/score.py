@@ -57,6 +57,7 @@ def score(
     calibration: Calibration | None = None,
     from_step: int | None = None,
     stand_in: bool = False,
+    unreached: Sequence[str] = (),
     settings: Settings = DEFAULT,
 ) -> Score:
     """Score an incident against replays of candidate faults.
@@ -70,6 +71,7 @@ def score(
         calibration: Healthy seeds on file, already checked against model and recipe.
         from_step: Step at which the fault became active in the original; None where it isn't known.
         stand_in: Whether the proxy was not built from the failing model's checkpoint.
+        unreached: Candidates that were to be replayed and were not; while there are any, no answer is specific.
         settings: Thresholds.
 
     Returns:
@@ -83,6 +85,7 @@ def score(
         library,
         calibration=calibration,
         stand_in=stand_in,
+        unreached=unreached,
         settings=settings,
     )
     if not given.other.runs or not ranking_metrics(given.logs):
@@ -114,6 +117,7 @@ def gather(
     *,
     calibration: Calibration | None = None,
     stand_in: bool = False,
+    unreached: Sequence[str] = (),
     settings: Settings = DEFAULT,
 ) -> Given:
     """Return what is known before a clock is chosen; arguments as in `score`."""
@@ -133,6 +137,7 @@ def gather(
         resolutions(*groups),
         find_onset(logs, own, other, settings) if usable else None,
         stand_in,
+        tuple(unreached),
         settings,
     )
 
@@ -150,6 +155,7 @@ class Given:
     digits: Mapping[str, float]
     onset: Onset | None
     stand_in: bool
+    unreached: tuple[str, ...]
     settings: Settings
 
 
@@ -218,6 +224,7 @@ def _lay(start: int, given: Given) -> Laid:
         ),
         library=given.library,
         stand_in=given.stand_in,
+        unreached=given.unreached,
     )
     return Laid(laid, case, seen, margin_O, gate)
 

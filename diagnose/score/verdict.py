@@ -29,6 +29,7 @@ class Evidence:
         coverage: Share of the card's metrics that could be compared.
         rivals: Candidates that can't be told apart from this one.
         untried: Look-alikes that its card names and that were not replayed.
+        unreached: Candidates that were to be replayed and were not.
         gap: Gap to the nearest rival with its interval, None without a rival.
         nearest: Whether it ranks first.
         stand_in: Whether the proxy was not built from the failing model's checkpoint.
@@ -41,6 +42,7 @@ class Evidence:
     coverage: float
     rivals: tuple[str, ...]
     untried: tuple[str, ...]
+    unreached: tuple[str, ...]
     gap: tuple[float, float, float] | None
     nearest: bool
     stand_in: bool
@@ -97,8 +99,12 @@ def titles(names: Sequence[str], most: int = 4) -> str:
     return ", ".join(words[:-1]) + (" and " if len(words) > 1 else "") + words[-1]
 
 
-def candidate_verdict(e: Evidence, settings: Settings) -> tuple[Verdict, tuple[str, ...]]:
-    """Decide one candidate whose injection was witnessed, on a log that can be judged."""
+def candidate_verdict(e: Evidence, settings: Settings) -> tuple[Verdict, tuple[str, ...], tuple[str, ...]]:
+    """Decide one candidate whose injection was witnessed, on a log that can be judged.
+
+    Returns:
+        The verdict, its reasons, and where it is reproduced but not specific: what stands in the way, as clauses.
+    """
     moved = compared(e.results)
     agreed = agreement(e.results)
     same = [name for name, item in moved.items() if metric_agreement(item) > 0]
@@ -114,7 +120,7 @@ def candidate_verdict(e: Evidence, settings: Settings) -> tuple[Verdict, tuple[s
         reasons.append(f"The metrics that its card leans on disagree: {titles(disagree)}.")
     if e.coverage < settings.coverage:
         reasons.append(f"Only {e.coverage:.0%} of the metrics that its card names could be compared.")
-        return Verdict.INCONCLUSIVE, tuple(reasons)
+        return Verdict.INCONCLUSIVE, tuple(reasons), ()
     trends = weighted(e.results, {name: item.trend or 0.0 for name, item in moved.items()})
     types = weighted(
         e.results, {name: type_agreement(item.type_original, item.type_proxy) for name, item in moved.items()}
@@ -127,7 +133,14 @@ def candidate_verdict(e: Evidence, settings: Settings) -> tuple[Verdict, tuple[s
         and trends >= settings.trend
         and types >= settings.type_agreement
     ):
-        return _specific(e, reasons, settings)
+        doubts = _doubts(e, settings)
+        if doubts:
+            said = (*reasons, *(f"{doubt[0].upper()}{doubt[1:]}." for doubt in doubts))
+            return Verdict.REPRODUCED_NOT_SPECIFIC, said, doubts
+        assert e.gap is not None
+        gap, low, high = e.gap
+        nearer = f"Nearer than every rival: gap {gap:.2f} (interval {low:.2f} to {high:.2f})."
+        return Verdict.REPRODUCED, (*reasons, nearer), ()
     if not fits:
         reasons.append(f"That is less than the {settings.explained:.0%} an answer must explain.")
     if fits and trends < settings.trend:
@@ -136,52 +149,50 @@ def candidate_verdict(e: Evidence, settings: Settings) -> tuple[Verdict, tuple[s
         reasons.append("The anomalies are of other types.")
     half_fits = e.explained >= settings.explained / 2
     if agreed >= settings.partly and half_fits and not set(opposite) & {*e.primary}:
-        return Verdict.PARTLY, tuple(reasons)
-    return Verdict.NOT_REPRODUCED, tuple(reasons)
+        return Verdict.PARTLY, tuple(reasons), ()
+    return Verdict.NOT_REPRODUCED, tuple(reasons), ()
 
 
-def _specific(e: Evidence, reasons: list[str], settings: Settings) -> tuple[Verdict, tuple[str, ...]]:
-    """Decide between reproduced and reproduced, not specific."""
+def _doubts(e: Evidence, settings: Settings) -> tuple[str, ...]:
+    """Return what keeps a reproduced fault from being specific, as clauses; empty where nothing does."""
     counted = [
         name
         for name, item in e.results.items()
         if _moved(item.original, item.type_original) or _moved(item.proxy, item.type_proxy)
     ]
     share = weighted(e.results, {name: float(name in e.against) for name in counted})
+    found = []
     if e.stand_in:
-        reasons.append(
-            "The proxy is a stand-in, not cut from the failing model: its evidence is never specific."
+        found.append(
+            "the proxy is a stand-in, not cut from the failing model, and its evidence is never specific"
         )
-    if e.gap is None:
-        reasons.append("No rival was replayed, so nothing says that only this fault would do it.")
-    elif e.rivals:
-        reasons.append(f"Not to be told apart from: {', '.join(e.rivals)}.")
+    if e.rivals:
+        found.append(f"it can't be told apart from: {', '.join(e.rivals)}")
+    elif e.gap is None:
+        found.append("no rival was replayed, so nothing says that only this fault would do it")
     elif not e.nearest:
-        reasons.append("Another candidate is nearer to the incident.")
+        found.append("another candidate is nearer to the incident")
     if e.untried:
-        reasons.append(f"Its card names look-alikes that were not replayed: {', '.join(e.untried)}.")
+        found.append(f"its card names look-alikes that were not replayed: {', '.join(e.untried)}")
+    if e.unreached:
+        found.append(
+            f"{_candidates(len(e.unreached))} not replayed, and any of them may do the same: {', '.join(e.unreached)}"
+        )
     if share > settings.contradiction:
-        reasons.append(
-            "Too much speaks against it as the only cause: "
+        found.append(
+            "too much speaks against it as the only cause: "
             + "; ".join(f"{METRIC_BY_NAME[name].title}: {how}" for name, how in list(e.against.items())[:3])
-            + "."
         )
     if e.explained < settings.explained_specific:
-        reasons.append(f"A specific answer must explain {settings.explained_specific:.0%}.")
-    specific = (
-        not e.stand_in
-        and e.gap is not None
-        and not e.rivals
-        and not e.untried
-        and e.nearest
-        and share <= settings.contradiction
-        and e.explained >= settings.explained_specific
-    )
-    if specific and e.gap is not None:
-        reasons.append(
-            f"Nearer than every rival: gap {e.gap[0]:.2f} (interval {e.gap[1]:.2f} to {e.gap[2]:.2f})."
+        found.append(
+            f"it explains {max(e.explained, 0):.0%}, and a specific answer must explain "
+            f"{settings.explained_specific:.0%}"
         )
-    return (Verdict.REPRODUCED if specific else Verdict.REPRODUCED_NOT_SPECIFIC), tuple(reasons)
+    return tuple(found)
+
+
+def _candidates(number: int) -> str:
+    return "1 candidate was" if number == 1 else f"{number} candidates were"
 
 
 ORDER = (
@@ -214,8 +225,10 @@ def incident_verdict(
     if verdict is Verdict.REPRODUCED_NOT_SPECIFIC:
         names = [item.title for item in together if item.verdict is verdict]
         if len(names) == 1:
+            doubts = next(item.doubts for item in together if item.verdict is verdict)
+            why = f": {doubts[0]}" if doubts else ""
             return verdict, (
-                f"{names[0]} reproduces the incident, but is not shown to be the only one to do so.",
+                f"{names[0]} reproduces the incident, but is not shown to be the only one to do so{why}.",
             )
         return verdict, (f"These reproduce the incident and can't be told apart: {'; '.join(names)}.",)
     share = max(explained[best.fault], 0.0)

@@ -39,7 +39,7 @@ from proxy.engines.rollout import cache_distance, encode_prompts, generate, text
 from proxy.engines.router import router_parameters
 from proxy.engines.taps import RouteLog, Taps, replay
 from proxy.engines.update import Experience, update
-from proxy.specs import INJECTION_FAILED, Recipe, RunOutcome, RunSpec
+from proxy.specs import NOTHING_TO_HIT, Recipe, RunOutcome, RunSpec
 from taxonomy.stages import Action, Stage, StageContext
 
 OnStep = Callable[[int, dict[str, float]], None]
@@ -164,7 +164,7 @@ def refuse_if_nothing_to_lose(injector: Injector, trainer: Policy, first: int) -
     """Raise InjectionRefused where a fault loses the buffers of a model that has none."""
     lost = injector.transform(Stage.CHECKPOINT, "buffers", {}, StageContext(first)) is None
     if lost and not persistent_buffers(trainer.model):
-        raise InjectionRefused(f"{INJECTION_FAILED}: the checkpoint has no buffers to lose")
+        raise InjectionRefused(f"{NOTHING_TO_HIT} buffers to lose")
 
 
 def router_steps(trainer: Policy, before: list[Tensor]) -> tuple[float, float]:

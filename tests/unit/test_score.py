@@ -299,6 +299,34 @@ def test_a_look_alike_that_was_not_replayed_forbids_a_specific_answer():
     assert any("nan_skip" in reason for reason in found.ranking[0].reasons)
 
 
+def test_candidates_that_were_not_reached_forbid_a_specific_answer():
+    case = Case(100, "no_update")
+    found = case.score(unreached=("nan_skip", "drift"))
+    first = found.ranking[0]
+    assert found.verdict is Verdict.REPRODUCED_NOT_SPECIFIC and first.fault == "no_update"
+    assert first.doubts == (
+        "2 candidates were not replayed, and any of them may do the same: nan_skip, drift",
+    )
+    assert first.doubts[0] in found.reasons[0]
+    assert case.score(unreached=("no_update",)).verdict is Verdict.REPRODUCED, "it was replayed after all"
+
+
+@pytest.mark.parametrize(
+    ("failure", "specific"),
+    [
+        ("worker died (SIGKILL)", False),
+        ("injection failed: the checkpoint has no buffers to lose", True),
+    ],
+)
+def test_a_broken_replay_leaves_its_fault_open_and_a_model_without_the_part_rules_it_out(failure, specific):
+    case = Case(100, "no_update")
+    found = case.score([*case.replays, Replay("nan_skip", [], failure=failure)])
+    assert (found.verdict is Verdict.REPRODUCED) == specific
+    named = Library({**LIBRARY.cards, "no_update": card("no_update", rivals=("nan_skip",))})
+    found = case.score([*case.replays, Replay("nan_skip", [], failure=failure)], library=named)
+    assert (found.verdict is Verdict.REPRODUCED) == specific
+
+
 def test_a_primary_metric_that_goes_the_other_way_denies_reproduction():
     case = Case(16, "no_update")
     library = Library({**LIBRARY.cards, "no_update": card("no_update", weights={KL: 2})})
