@@ -154,14 +154,14 @@ def rungs(race: Race, history: Sequence[Nearness]) -> list[Rung]:
 
 def _best(entry: Entry, standing: Nearness) -> float | None:
     """Return the strength of a candidate that came nearest, None where none was seen."""
-    seen = [strength for fault, strength in standing.replays if fault == entry.fault]
-    return min(seen, key=lambda s: (standing.replays[entry.fault, s].distance, s), default=None)
+    seen = {strength: near for (fault, strength), near in standing.replays.items() if fault == entry.fault}
+    return min(seen, key=lambda s: (bool(seen[s].denied), seen[s].distance, s), default=None)
 
 
 def _losers(racing: Sequence[Entry], standing: Nearness, number: int) -> dict[str, str]:
     """Return who stops, with the reason: clear losers, and those that explain next to nothing."""
     stopped = {}
-    leader = min(standing.replays.values(), key=lambda item: item.distance, default=None)
+    leader = min(standing.replays.values(), key=lambda item: (bool(item.denied), item.distance), default=None)
     for entry in racing:
         best = _best(entry, standing)
         if best is None:
@@ -170,7 +170,9 @@ def _losers(racing: Sequence[Entry], standing: Nearness, number: int) -> dict[st
         # Until both neighbours were tried, another strength may still come nearer.
         open_ = len(entry.strengths) > 1 and number <= RUNGS.index("bracket")
         behind = min(near.behind, near.reach_behind) if open_ else near.behind
-        if open_ and near.explained < LEAST_EXPLAINED:
+        if near.denied and leader is not None and not leader.denied:
+            stopped[entry.fault] = f"denied as the only cause by {near.denied}"
+        elif open_ and near.explained < LEAST_EXPLAINED:
             stopped[entry.fault] = f"explains less than {LEAST_EXPLAINED:.0%} even at another amplitude"
         elif leader is not None and behind > standing.least:
             stopped[entry.fault] = "too far behind the nearest" + (

@@ -142,6 +142,37 @@ def contradictions(original: Experiment, proxy: Experiment, frame: Frame) -> dic
     return found
 
 
+def exclusions(original: Experiment, proxy: Experiment, exact: Sequence[int], frame: Frame) -> dict[str, str]:
+    """Return the exact metrics that deny that the two are the same single fault, each with how.
+
+    An exact metric holds its healthy value by construction, so that leaving it needs no test: it denies where one
+    side leaves it for at least half of its blocks and the other never does. (Medians of blocks don't see a fault
+    that strikes now and then; such a one denies nothing.)
+
+    Args:
+        original: The incident.
+        proxy: A replay.
+        exact: Indices of the metrics that count, see `exact_metrics`.
+        frame: The comparison's frame.
+    """
+    found = {}
+    for m in exact:
+        left_O, left_P = (_left(item.reading.effect.e_MB[m]) for item in (original, proxy))
+        if max(left_O, left_P) >= 0.5 and min(left_O, left_P) == 0:
+            found[frame.metrics[m]] = (
+                "off its healthy value in the original, never in the replay"
+                if left_O
+                else "at its healthy value in the original, off it in the replay"
+            )
+    return found
+
+
+def _left(e_B: Array) -> float:
+    """Return the share of the logged blocks in which an exact metric is not at its healthy value, NaN without any."""
+    logged_B = e_B[np.isfinite(e_B)]
+    return float(np.mean(logged_B != 0)) if len(logged_B) else np.nan
+
+
 def results(
     original: Experiment, proxy: Experiment, card: FaultCard | None, metrics: tuple[str, ...]
 ) -> dict[str, MetricResult]:

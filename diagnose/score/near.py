@@ -17,6 +17,7 @@ from diagnose.score.distance import Signature, distance
 from diagnose.score.ranking import Case
 from diagnose.score.score import Given, Laid, lay
 from diagnose.score.specificity import bootstrap
+from taxonomy.metrics import METRIC_BY_NAME
 
 AMPLITUDES: tuple[float, ...] = tuple(2.0 ** (k / 2) for k in range(-4, 5))
 """Factors on a replay's effect under which its reach is looked for: as far as strengths are ever fitted."""
@@ -28,11 +29,12 @@ class Near:
 
     Attributes:
         distance: Its distance to the incident.
-        behind: Lower end of the interval of how much farther it is than the nearest replay.
+        behind: Lower end of the interval of how much farther it is than the nearest replay that nothing denies.
         reach: The distance that its effect would have at the amplitude that suits the incident best: what another
             strength could come to, if a strength only makes the same effect larger or smaller.
         reach_behind: Lower end of the interval of how much farther that is than the nearest replay.
         explained: Share of the incident that it then explains.
+        denied: Exact metrics that deny it as the only cause, in words; "" where none does.
     """
 
     distance: float
@@ -40,6 +42,7 @@ class Near:
     reach: float
     reach_behind: float
     explained: float
+    denied: str = ""
 
 
 @dataclass(frozen=True)
@@ -92,7 +95,8 @@ def _nearness(laid: Laid, given: Given, tail: float) -> tuple[Nearness, float]:
         settings,
     )
     n = len(order)
-    first = int(np.argmin(gaps.d_C[:n]))
+    denied = [" and ".join(METRIC_BY_NAME[m].title for m in case.exclusions(laid.seen[i])) for i in order]
+    first = min(range(n), key=lambda c: (bool(denied[c]), gaps.d_C[c]))
     behind_C = np.quantile(gaps.d_DC - gaps.d_DC[:, first : first + 1], tail, axis=0)
     replays = {
         (given.replays[i].fault, given.replays[i].severity): Near(
@@ -101,6 +105,7 @@ def _nearness(laid: Laid, given: Given, tail: float) -> tuple[Nearness, float]:
             reach=float(gaps.d_C[n + c]),
             reach_behind=float(behind_C[n + c]),
             explained=case.explained(float(gaps.d_C[n + c])),
+            denied=denied[c],
         )
         for c, i in enumerate(order)
     }

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from diagnose.result import Candidate, MetricResult, Verdict
-from diagnose.score.align import Frame
+from diagnose.score.align import Contrast, Frame
 from diagnose.score.distance import Space, distance
-from diagnose.score.experiment import Experiment, contradictions, results
+from diagnose.score.experiment import Experiment, contradictions, exclusions, results
 from diagnose.score.plan import Replay
 from diagnose.score.severity import severity_interval
 from diagnose.score.specificity import Gaps, bootstrap, splitting_metric
@@ -56,6 +56,25 @@ class Case:
     stand_in: bool
     unreached: tuple[str, ...] = ()
 
+    @property
+    def exact(self) -> tuple[int, ...]:
+        """Indices of the exact metrics that count: those that no healthy run of either system ever moved."""
+        if self.frame.contrast is not Contrast.TWIN:
+            return ()  # a log's own past may have the fault in it
+        quiet_M = [
+            not np.nan_to_num(np.maximum(a_B, b_B)).any()
+            for a_B, b_B in zip(self.home.scale.sigma_MB, self.proxy.scale.sigma_MB, strict=True)
+        ]
+        return tuple(
+            m
+            for m, name in enumerate(self.frame.metrics)
+            if name in self.frame.settings.exact_metrics and name in self.available and quiet_M[m]
+        )
+
+    def exclusions(self, item: Experiment) -> dict[str, str]:
+        """Return the exact metrics that deny that a replay is the incident's only cause, each with how."""
+        return exclusions(self.original, item, self.exact, self.frame)
+
     def explained(self, d: float) -> float:
         """Return 1 − d² / ‖q_O‖², the share of the incident that a candidate at distance d explains."""
         return 1 - (d / self.size) ** 2 if self.size > 0 else 0.0
@@ -78,10 +97,11 @@ def rank(
     far = {
         i: distance(case.original.signature, item.signature, case.where, settings) for i, item in seen.items()
     }
+    denied = {i: case.exclusions(item) for i, item in seen.items()}
     best: dict[str, int] = {}
     for i in far:
         fault = replays[i].fault
-        if fault not in best or far[i] < far[best[fault]]:
+        if fault not in best or (bool(denied[i]), far[i]) < (bool(denied[best[fault]]), far[best[fault]]):
             best[fault] = i
     order = sorted(best.values())
     gaps = bootstrap(
@@ -93,12 +113,13 @@ def rank(
         case.size,
         settings,
     )
-    scored = [_candidate(c, order, replays, seen, gaps, case) for c in range(len(order))]
+    scored = [_candidate(c, order, replays, seen, denied, gaps, case) for c in range(len(order))]
     failed = [
         _failed(replay, case.library)
         for replay in {item.fault: item for item in replays if item.fault not in best}.values()
     ]
-    scored.sort(key=lambda item: (item.distance, item.fault))
+    # A fault that an exact metric denies comes after all others, however near.
+    scored.sort(key=lambda item: (bool(denied[best[item.fault]]), item.distance, item.fault))
     explained = {item.fault: case.explained(item.distance) for item in scored}
     return (*scored, *failed), explained
 
@@ -108,6 +129,7 @@ def _candidate(
     order: Sequence[int],
     replays: Sequence[Replay],
     seen: Mapping[int, Experiment],
+    denied: Mapping[int, Mapping[str, str]],
     gaps: Gaps,
     case: Case,
 ) -> Candidate:
@@ -116,7 +138,9 @@ def _candidate(
     replay, experiment = replays[order[c]], seen[order[c]]
     card = case.library.cards.get(replay.fault)
     table = results(case.original, experiment, card, metrics)
-    others = [k for k in range(len(order)) if k != c]
+    excluded = denied[order[c]]
+    # Whom an exact metric denies is nobody's rival among those that it doesn't deny, and the other way round.
+    others = [k for k in range(len(order)) if k != c and bool(denied[order[k]]) == bool(excluded)]
     d = float(gaps.d_C[c])
     # What explains next to nothing has no rivals worth naming, and is none: all such candidates look alike.
     able = [k for k in range(len(order)) if case.explained(float(gaps.d_C[k])) >= settings.explained / 2]
@@ -124,9 +148,9 @@ def _candidate(
         (k for k in others if {c, k} <= set(able) and gaps.alike(c, k)), key=lambda k: float(gaps.d_C[k])
     )
     rivals = tuple(replays[order[k]].fault for k in alike)
-    nearest = gaps.nearest_rival(c)
+    nearest = gaps.nearest_rival(others)
     gap = gaps.gap(c, nearest) if nearest is not None else None
-    first = min(range(len(order)), key=lambda k: (gaps.d_C[k], k)) == c
+    first = min(range(len(order)), key=lambda k: (bool(denied[order[k]]), gaps.d_C[k], k)) == c
     covered = coverage(card, case.available)
     tried = {replays[k].fault for k in order}
     impossible = {item.fault for item in replays if item.impossible}
@@ -138,6 +162,8 @@ def _candidate(
         evidence = Evidence(
             results=table,
             against=contradictions(case.original, experiment, case.frame),
+            excluded=excluded,
+            alone=len(order) == 1,
             primary=card.primary if card is not None else (),
             explained=case.explained(d),
             coverage=covered,

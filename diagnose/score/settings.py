@@ -75,6 +75,9 @@ class Settings:
         type_agreement: Mean agreement of anomaly types for "reproduced".
         coverage: Share of a card's metrics that the log must have.
         contradiction: Share of the moved metrics that may contradict a specific answer.
+        exact_metrics: Metrics whose healthy value holds by construction, whatever is learned. Where the incident keeps
+            it and a replay leaves it for at least half of its blocks, or the other way round, that fault alone is not
+            the cause.
         amplitude: Factor by which one fault may act stronger in one system than in the other, in noise units.
         doubt_se: Standard errors that a contradiction must leave on both sides.
         least_se: Smallest standard error of a late effect, in noise units, for that purpose.
@@ -133,13 +136,14 @@ class Settings:
 
     explained: float = 0.5
     explained_specific: float = 0.8
-    pair_gain: float = 0.1
+    pair_gain: float = 0.03
     agreement: float = 0.7
     partly: float = 0.4
     trend: float = 0.5
     type_agreement: float = 0.5
     coverage: float = 0.5
     contradiction: float = 0.1
+    exact_metrics: tuple[str, ...] = ("rollout/weight_lag", "rollout/weights_equal")
     amplitude: float = 3.0
     doubt_se: float = 2.0
     least_se: float = 0.5

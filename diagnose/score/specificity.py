@@ -42,10 +42,9 @@ class Gaps:
         _, low, high = self.gap(this, other)
         return low <= self.least and high >= -self.least
 
-    def nearest_rival(self, this: int) -> int | None:
-        """Return the other candidate that is nearest to the original, None for a single candidate."""
-        others = [c for c in range(len(self.d_C)) if c != this]
-        return min(others, key=lambda c: self.d_C[c]) if others else None
+    def nearest_rival(self, others: Sequence[int]) -> int | None:
+        """Return the one of some candidates that is nearest to the original, None of none."""
+        return min(others, key=lambda c: float(self.d_C[c]), default=None)
 
 
 def noise_curves(bank_KMB: Array, shape: tuple[int, ...], rng: np.random.Generator) -> Array:

@@ -24,6 +24,7 @@ class Evidence:
     Attributes:
         results: By metric.
         against: Metrics that contradict, with how (`experiment.contradictions`).
+        excluded: Exact metrics that deny it, with how (`experiment.exclusions`).
         primary: The card's primary metrics.
         explained: 1 − d²/‖q_O‖².
         coverage: Share of the card's metrics that could be compared.
@@ -31,12 +32,14 @@ class Evidence:
         untried: Look-alikes that its card names and that were not replayed.
         unreached: Candidates that were to be replayed and were not.
         gap: Gap to the nearest rival with its interval, None without a rival.
+        alone: Whether nothing else was replayed.
         nearest: Whether it ranks first.
         stand_in: Whether the proxy was not built from the failing model's checkpoint.
     """
 
     results: Mapping[str, MetricResult]
     against: Mapping[str, str]
+    excluded: Mapping[str, str]
     primary: tuple[str, ...]
     explained: float
     coverage: float
@@ -44,6 +47,7 @@ class Evidence:
     untried: tuple[str, ...]
     unreached: tuple[str, ...]
     gap: tuple[float, float, float] | None
+    alone: bool
     nearest: bool
     stand_in: bool
 
@@ -126,8 +130,15 @@ def candidate_verdict(e: Evidence, settings: Settings) -> tuple[Verdict, tuple[s
         e.results, {name: type_agreement(item.type_original, item.type_proxy) for name, item in moved.items()}
     )
     fits = e.explained >= settings.explained
+    if e.excluded:
+        reasons.append(
+            "It is not the only cause: "
+            + "; ".join(f"{METRIC_BY_NAME[name].title} is {how}" for name, how in e.excluded.items())
+            + "."
+        )
     if (
         fits
+        and not e.excluded
         and not disagree
         and agreed >= settings.agreement
         and trends >= settings.trend
@@ -137,9 +148,10 @@ def candidate_verdict(e: Evidence, settings: Settings) -> tuple[Verdict, tuple[s
         if doubts:
             said = (*reasons, *(f"{doubt[0].upper()}{doubt[1:]}." for doubt in doubts))
             return Verdict.REPRODUCED_NOT_SPECIFIC, said, doubts
-        assert e.gap is not None
-        gap, low, high = e.gap
-        nearer = f"Nearer than every rival: gap {gap:.2f} (interval {low:.2f} to {high:.2f})."
+        nearer = "All that was replayed beside it is denied by a metric that can't be wrong."
+        if e.gap is not None:
+            gap, low, high = e.gap
+            nearer = f"Nearer than every rival: gap {gap:.2f} (interval {low:.2f} to {high:.2f})."
         return Verdict.REPRODUCED, (*reasons, nearer), ()
     if not fits:
         reasons.append(f"That is less than the {settings.explained:.0%} an answer must explain.")
@@ -168,7 +180,7 @@ def _doubts(e: Evidence, settings: Settings) -> tuple[str, ...]:
         )
     if e.rivals:
         found.append(f"it can't be told apart from: {', '.join(e.rivals)}")
-    elif e.gap is None:
+    elif e.alone:
         found.append("no rival was replayed, so nothing says that only this fault would do it")
     elif not e.nearest:
         found.append("another candidate is nearer to the incident")

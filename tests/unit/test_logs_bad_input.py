@@ -416,6 +416,8 @@ def test_interrupting_a_follower_ends_it_cleanly(tmp_path: Path) -> None:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        # A suite that runs in the background inherits an ignored SIGINT, and so would the follower.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     ) as process:
         assert process.stdout is not None
         timer = threading.Timer(60, process.kill)

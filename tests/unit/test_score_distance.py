@@ -108,7 +108,7 @@ def test_identical_rivals_cannot_be_told_apart_and_different_ones_can():
     assert not found.alike(0, 2)
     gap, low, high = found.gap(0, 2)
     assert 0 < low <= high and low < gap
-    assert found.nearest_rival(2) in (0, 1)
+    assert found.nearest_rival([0, 1]) in (0, 1)
     mirrored = found.gap(2, 0)
     assert mirrored == pytest.approx((-gap, -high, -low))
 
