@@ -21,6 +21,7 @@ from diagnose.jobs import read_outcome
 from diagnose.logs import read, read_curves
 from diagnose.race import Trial, replayed
 from diagnose.report.evidence import Evidence, read_evidence
+from diagnose.report.words import NOT_REACHED
 from diagnose.result import Result
 from diagnose.score.near import Nearness, nearness
 from diagnose.score.score import Replay, gather, score
@@ -214,7 +215,7 @@ def evaluate(
         engine=session.engine,
         recipe=asdict(session.recipe),
         seeds=session.seeds,
-        not_tried=dict(session.not_tried) | {fault: f"not reached: {cut}" for fault in unreached},
+        not_tried=dict(session.not_tried) | {fault: f"{NOT_REACHED}: {cut}" for fault in unreached},
         failures=dict(found.failed),
         wall_s=wall_s,
         run_dir=str(folder.path),

@@ -52,6 +52,8 @@ DIRECTION_WORD = {
     Direction.NONE: "= same",
     Direction.UNDETERMINED: "? unclear",
 }
+NOT_REACHED = "not reached"
+"""How the reason begins of a candidate that was to be replayed and was not."""
 _VERB = {
     Direction.UP: "rises",
     Direction.DOWN: "falls",
@@ -157,6 +159,10 @@ def what_to_do(result: Result) -> tuple[str, ...]:
         )
     elif verdict == Verdict.INJECTION_FAILED:
         steps.append("Read the workers' logs in the run folder, then resume the run.")
+    if any(reason.startswith(NOT_REACHED) for reason in result.not_tried.values()) and result.run_dir:
+        steps.append(
+            f"Give it the time that the others need: diagnose run --resume {literal(result.run_dir)} --budget 300"
+        )
     if result.not_tried and verdict not in (Verdict.REPRODUCED, Verdict.NO_FAULT):
         steps.append(f"Not replayed yet: {', '.join(literal(fault, 60) for fault in result.not_tried)}.")
     return tuple(step for step in steps if step)

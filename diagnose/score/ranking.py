@@ -61,14 +61,12 @@ class Case:
         """Indices of the exact metrics that count: those that no healthy run of either system ever moved."""
         if self.frame.contrast is not Contrast.TWIN:
             return ()  # a log's own past may have the fault in it
-        quiet_M = [
-            not np.nan_to_num(np.maximum(a_B, b_B)).any()
-            for a_B, b_B in zip(self.home.scale.sigma_MB, self.proxy.scale.sigma_MB, strict=True)
-        ]
         return tuple(
             m
             for m, name in enumerate(self.frame.metrics)
-            if name in self.frame.settings.exact_metrics and name in self.available and quiet_M[m]
+            if name in self.frame.settings.exact_metrics
+            and name in self.available
+            and not any(_varies(item, m) for item in (self.home, self.proxy))
         )
 
     def exclusions(self, item: Experiment) -> dict[str, str]:
@@ -78,6 +76,13 @@ class Case:
     def explained(self, d: float) -> float:
         """Return 1 − d² / ‖q_O‖², the share of the incident that a candidate at distance d explains."""
         return 1 - (d / self.size) ** 2 if self.size > 0 else 0.0
+
+
+def _varies(system: System, m: int) -> bool:
+    """Whether a metric varies over a system's healthy runs, those at hand or those on file."""
+    x_RB = system.reference.x_RMB[:, m]
+    values = x_RB[np.isfinite(x_RB)]
+    return bool(np.nan_to_num(system.scale.sigma_MB[m]).any() or (len(values) and np.ptp(values) > 0))
 
 
 def rank(

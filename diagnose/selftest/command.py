@@ -35,8 +35,9 @@ LEFT_OUT = ("numerics", "optimization")
 
 CHOSEN_ON = (
     f"Thresholds were chosen on simulated curves and on incidents of the spine's {len(SPINE)} faults (other seeds). "
-    "The rule that a candidate which explains next to nothing is nobody's rival was chosen on the framework and "
-    "routing faults. The other numerics and optimization faults were left out of every choice."
+    "Three rules were chosen with incidents of the framework and routing faults in sight: that a candidate which "
+    "explains next to nothing is nobody's rival, that exact metrics deny a cause, and how much a second fault must "
+    "explain. The other numerics and optimization faults were left out of every choice."
 )
 
 

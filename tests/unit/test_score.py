@@ -81,10 +81,11 @@ class Case:
         effect = {name: gain * np.asarray(size) for name, size in FAULTS[fault].items()}
         return Replay(fault, self.world.runs(self.rng, 2, self.n, effect, start), from_step=start, **kwargs)
 
-    def score(self, replays=None, library=LIBRARY, **kwargs):
+    def score(self, replays=None, library=LIBRARY, healthy=None, **kwargs):
         kwargs = {"calibration": self.calibration} | kwargs
         replays = self.replays if replays is None else replays
-        return score(self.faulty, self.healthy, self.proxy, replays, library, **kwargs)
+        healthy = self.healthy if healthy is None else healthy
+        return score(self.faulty, healthy, self.proxy, replays, library, **kwargs)
 
 
 def edited(run, **rows):
@@ -195,6 +196,56 @@ def test_a_set_names_the_metric_that_would_split_it_even_if_the_original_lacks_i
     assert best.rivals and best.split_by == LAG
     assert any("log it in the original" in reason for reason in best.reasons)
     assert late.values[LAG].shape == (N,)
+
+
+def exact(case, original, **replayed):
+    """Put weight lag, 0 in every healthy run, into a case; `replayed` gives it by fault, 0 for the others."""
+
+    def lagging(runs, lag):
+        return [edited(run, **{LAG: np.full(N, float(lag))}) for run in runs]
+
+    case.faulty, case.healthy, case.proxy = (
+        lagging(case.faulty, original),
+        lagging(case.healthy, 0),
+        lagging(case.proxy, 0),
+    )
+    seeds = SeedSet.from_curves(lagging(case.calibration.proxy.curves(), 0))
+    case.calibration = replace(case.calibration, proxy=seeds)
+    case.replays = [
+        replace(item, runs=lagging(item.runs, replayed.get(item.fault, 0))) for item in case.replays
+    ]
+    return case
+
+
+@pytest.mark.parametrize(("original", "replayed"), [(0, 4), (4, 0)])
+def test_an_exact_metric_denies_the_nearest_candidate(original, replayed):
+    case = Case(8, "stale")
+    case.replays.append(replace(case.replay("stale"), fault="twin"))
+    assert {item.fault for item in case.score().ranking[:2]} == {"stale", "twin"}, "alike without it"
+    found = exact(case, original, stale=original, twin=replayed).score()
+    assert found.ranking[0].fault == "stale" and not found.ranking[0].rivals
+    twin = next(item for item in found.ranking if item.fault == "twin")
+    assert twin.verdict not in (Verdict.REPRODUCED, Verdict.REPRODUCED_NOT_SPECIFIC)
+    assert any("not the only cause: weight lag is" in reason for reason in twin.reasons)
+    denied = [any("not the only cause" in reason for reason in item.reasons) for item in found.ranking]
+    assert denied == sorted(denied), "whom nothing denies comes first"
+    assert sum(denied) == (1 if original == 0 else len(FAULTS))
+
+
+def test_a_metric_that_healthy_seeds_move_or_that_is_moved_now_and_then_denies_nothing():
+    case = exact(Case(8, "stale"), 0, stale=4)
+    case.proxy[0].values[LAG][::2] = 3.0  # healthy runs lag too: not exact in this system
+    assert not any("not the only cause" in reason for item in case.score().ranking for reason in item.reasons)
+    case = exact(Case(8, "stale"), 0, stale=0)
+    for run in next(item for item in case.replays if item.fault == "stale").runs:
+        run.values[LAG][:8] = 4.0  # one block of eight
+    assert not any("not the only cause" in reason for item in case.score().ranking for reason in item.reasons)
+
+
+def test_without_a_twin_an_exact_metric_denies_nothing():
+    case = exact(Case(8, "stale", start=21), 4, stale=0)
+    found = case.score(healthy=[])
+    assert not any("not the only cause" in reason for item in found.ranking for reason in item.reasons)
 
 
 def test_every_member_of_a_set_is_told_what_would_split_it():
