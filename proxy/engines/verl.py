@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import json
 import os
-import re
+import secrets
+import shlex
 import shutil
 import signal
 import subprocess
@@ -22,9 +23,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from proxy.engines import verl_job, verl_watch
+from proxy.engines import leases, verl_job, verl_submit, verl_watch
+from proxy.engines.platforms import PLATFORMS
 from proxy.engines.verl_env import find_python
 from proxy.engines.verl_plugin.table import MARKER, hooks_of
+from proxy.engines.verl_words import RAY_LOGS, last_words, testimony
 from proxy.specs import INJECTION_FAILED, FaultSpec, RunOutcome, RunSpec
 
 OnStep = Callable[[int, dict[str, float]], None]
@@ -32,29 +35,21 @@ OnStep = Callable[[int, dict[str, float]], None]
 STALL_S = 1800.0
 """A run in which nothing was logged for so long is given up; start-up alone can take ten minutes."""
 ATTEMPTS = 3
-RAY_LATE = "timed out during startup"
-"""What Ray says when its own processes took more than its fixed 30 seconds: a busy machine, worth another attempt."""
-_ERROR = re.compile(r"^(?:\(.*?\)\s*)?((?:\w+\.)*\w*(?:Error|Exception|Interrupt)\b.*)$")
-_ANSI = re.compile(r"\x1b\[[0-9;]*m")
+RAY_LATE = ("timed out during startup", "Address already in use", "already in use by other components")
+"""What Ray says when its own processes took more than its fixed 30 seconds (a busy machine), or when another program
+took a port between Ray's choosing and its binding: worth another attempt."""
 
 
 class RunFailed(ValueError):
-    """verl ended without finishing the run."""
+    """verl ended without finishing the run; `mend` holds the last lines of the process that it is about."""
+
+    def __init__(self, message: str, mend: str = "") -> None:
+        super().__init__(message)
+        self.mend = mend
 
 
 class InjectionFailed(ValueError):
     """The plugin did not do what the card asks for."""
-
-
-def last_words(log: Path) -> str:
-    """Return the most telling line of verl's output: the last exception that is not about a lost process."""
-    text = log.read_text(encoding="utf-8", errors="replace") if log.exists() else ""
-    lines = [_ANSI.sub("", line).strip() for line in text.splitlines()]
-    errors = [found[1] for line in lines if (found := _ERROR.match(line))]
-    telling = [error for error in errors if not error.startswith(("ray.exceptions", "KeyboardInterrupt"))]
-    if telling or errors:
-        return (telling or errors)[-1][:300]
-    return next((line[:300] for line in reversed(lines) if line), "it wrote nothing")
 
 
 def reports(home: Path) -> list[dict[str, Any]]:
@@ -103,7 +98,8 @@ def check_plugin(home: Path, fault: FaultSpec | None, trainer: str) -> None:
     log = home / "verl.log"
     found = reports(home)
     check_errors(home)
-    if MARKER not in log.read_text(encoding="utf-8", errors="replace"):
+    # A job's output comes a little later than its reports.
+    if not found and MARKER not in log.read_text(encoding="utf-8", errors="replace"):
         raise InjectionFailed(f"{INJECTION_FAILED}: the plugin was not loaded by verl")
     if fault is None:
         return
@@ -117,17 +113,24 @@ def check_plugin(home: Path, fault: FaultSpec | None, trainer: str) -> None:
 
 
 class Tail:
-    """Reads verl's file logger as it grows; a half-written last line waits for its end."""
+    """Reads verl's file logger as it grows; a half-written last line waits for its end.
+
+    verl opens the file anew for writing when it resumes: what was read before stays read, and of a step that is
+    done again only the first record counts.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._offset = 0
+        self._seen: set[int] = set()
 
     def poll(self) -> list[tuple[int, dict[str, float]]]:
         """Return the records that are new: (step, metrics), null as NaN, strings left out."""
         if not self._path.exists():
             return []
         with self._path.open("rb") as file:
+            if file.seek(0, os.SEEK_END) < self._offset:
+                self._offset = 0
             file.seek(self._offset)
             text = file.read()
         whole = text[: text.rfind(b"\n") + 1]
@@ -135,6 +138,9 @@ class Tail:
         found = []
         for line in whole.splitlines():
             record = json.loads(line)
+            if int(record["step"]) in self._seen:
+                continue
+            self._seen.add(int(record["step"]))
             data = {
                 name: float("nan") if value is None else float(value)
                 for name, value in record["data"].items()
@@ -145,23 +151,35 @@ class Tail:
 
 
 class Launcher:
-    """One verl process tree; a context manager that leaves none of it behind."""
+    """One verl process tree, or one Ray job; a context manager that leaves none of it behind."""
 
-    def __init__(self, home: Path, command: Sequence[str], environment: Mapping[str, str]) -> None:
+    def __init__(
+        self, home: Path, command: Sequence[str], environment: Mapping[str, str], directory: str = ""
+    ) -> None:
         # Ray puts sockets into this folder: their paths must stay under 108 bytes.
         self.temp = Path(tempfile.mkdtemp(prefix="rld-"))
+        order = {
+            "command": [*command, f"++ray_kwargs.ray_init._temp_dir={self.temp}"],
+            "cwd": directory or str(home),
+            "temp": str(self.temp),
+            "kept": str(home / RAY_LOGS),
+        }
+        self._start(home, [sys.executable, "-I", verl_watch.__file__], order, environment)
+
+    def _start(
+        self, home: Path, start: Sequence[str], order: Mapping[str, Any], environment: Mapping[str, str]
+    ) -> None:
         self.log = home / "verl.log"
         self._usage = home / "usage.json"
-        order = {
-            "command": [*command, f"+ray_kwargs.ray_init._temp_dir={self.temp}"],
-            "log": str(self.log),
-            "cwd": str(home),
-            "temp": str(self.temp),
-            "usage": str(self._usage),
-        }
-        (home / "order.json").write_text(json.dumps(order, indent=1))
+        self._order = home / "order.json"
+        # It may hold the user's tokens.
+        self._order.touch(mode=0o600)
+        self._order.write_text(
+            json.dumps({**order, "log": str(self.log), "usage": str(self._usage)}, indent=1)
+        )
+        self._words = [*start, str(self._order)]
         self.process = subprocess.Popen(
-            [sys.executable, "-I", verl_watch.__file__, str(home / "order.json")],
+            self._words,
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -180,12 +198,36 @@ class Launcher:
         assert self.process.stdin
         self.process.stdin.close()
         if self.process.wait() < 0:  # the watcher itself was killed: what it would have ended is ours to end
-            _sweep(self.temp)
+            self._clear()
         shutil.rmtree(self.temp, ignore_errors=True)
 
+    def _clear(self) -> None:
+        _sweep(self.temp)
+
     def cpu_s(self) -> float:
-        """Return the CPU seconds of the tree, known after its end."""
+        """Return the CPU seconds of the tree, known after its end; 0 for a Ray job."""
         return float(json.loads(self._usage.read_text())["cpu_s"]) if self._usage.exists() else 0.0
+
+
+class Submitter(Launcher):
+    """One Ray job on a cluster; a context manager that leaves none behind."""
+
+    def __init__(self, home: Path, python: Path, line: Mapping[str, Any], directory: str) -> None:
+        self.temp = Path(tempfile.mkdtemp(prefix="rld-"))
+        job = f"rl-diagnose-{secrets.token_hex(6)}"
+        order = {
+            "address": line["address"],
+            "entrypoint": shlex.join(line["command"]),
+            "submission_id": job,
+            "runtime_env": {**line["runtime_env"], "env_vars": line["environment"]},
+            "metadata": {"name": job, "run": str(home.parent), "directory": directory},
+        }
+        dropped = ("PYTHON", "RAY_")
+        base = {name: value for name, value in os.environ.items() if not name.startswith(dropped)}
+        self._start(home, [str(python), verl_submit.__file__], order, base)
+
+    def _clear(self) -> None:
+        subprocess.run([*self._words, "--stop"], stdin=subprocess.DEVNULL, check=False)
 
 
 def _sweep(temp: Path) -> None:
@@ -215,20 +257,36 @@ def run(spec: RunSpec, checkpoint: Path, on_step: OnStep, folder: Path) -> RunOu
         InjectionFailed: The plugin is not in place, or reported an error.
         RunFailed: verl ended early, stalled, or took longer than allowed.
     """
-    begin = time.monotonic()
     python = find_python(spec.engine.python)
     home = (folder / "verl").absolute()
-    for attempt in range(ATTEMPTS):
-        settings = verl_job.write_job(home, spec, checkpoint.absolute())
-        command = [str(python), "-m", "verl.trainer.main_ppo", *settings]
-        with Launcher(home, command, verl_job.environment(home, os.environ)) as launcher:
-            code, steps = _follow(launcher, home, spec, on_step, begin)
-        if code == 0 and steps >= spec.recipe.steps:
-            break
-        check_errors(home)
-        words = last_words(launcher.log)
-        if steps or RAY_LATE not in words or attempt == ATTEMPTS - 1:
-            raise RunFailed(f"verl ended with code {code} after {steps} steps: {words}")
+    launch = spec.engine.launch
+    platform, count = (launch.platform, launch.accelerators) if launch and not launch.address else ("cpu", 0)
+    with leases.hold(platform, count) as devices:
+        begin = time.monotonic()
+        for attempt in range(ATTEMPTS):
+            settings = verl_job.write_job(home, spec, checkpoint.absolute())
+            if launch and launch.address:
+                line = verl_job.command_line(str(python), home, spec, checkpoint.absolute())
+                started: Launcher = Submitter(home, python, line, launch.directory)
+            else:
+                own = verl_job.environment(home, os.environ, launch)
+                if devices:
+                    own[PLATFORMS[platform].visible] = ",".join(devices)
+                words = [str(python), *verl_job.flags_of(spec), *settings]
+                started = Launcher(home, words, own, launch.directory if launch else "")
+            with started as launcher:
+                code, steps = _follow(launcher, home, spec, on_step, begin)
+            if code == 0 and steps >= spec.recipe.steps:
+                break
+            check_errors(home)
+            if code == 0 and not steps and launch and launch.address:
+                raise RunFailed(
+                    f"nothing arrived in {home}", "the run folder must lie where all nodes see it"
+                )
+            reason = last_words(launcher.log)
+            late = any(sign in reason for sign in RAY_LATE)
+            if steps or not late or attempt == ATTEMPTS - 1:
+                raise RunFailed(f"verl ended with code {code} after {steps} steps: {reason}", testimony(home))
     for scrap in ("hf", "hydra", "checkpoints"):
         shutil.rmtree(home / scrap, ignore_errors=True)
     return RunOutcome(
@@ -255,7 +313,9 @@ def _follow(launcher: Launcher, home: Path, spec: RunSpec, on_step: OnStep, begi
             steps = max(steps, step)
         now = time.monotonic()
         if now - heard > STALL_S:
-            raise RunFailed(f"verl logged nothing for {STALL_S:.0f} s: {last_words(launcher.log)}")
+            raise RunFailed(
+                f"verl logged nothing for {STALL_S:.0f} s: {last_words(launcher.log)}", testimony(home)
+            )
         if spec.engine.limit_s and now - begin > spec.engine.limit_s:
             raise RunFailed(f"verl took longer than {spec.engine.limit_s:g} s, at step {steps}")
         time.sleep(0.1)

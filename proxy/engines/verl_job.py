@@ -20,9 +20,11 @@ from pathlib import Path
 from typing import Any
 
 from proxy.embedded import task
+from proxy.engines import verl_own
+from proxy.engines.verl_command import MODULE
 from proxy.engines.verl_plugin.table import ROLLOUT, hooks_of
-from proxy.specs import EngineSpec, FaultSpec, Recipe, RunSpec
-from taxonomy.stages import Form
+from proxy.specs import EngineSpec, FaultSpec, Launch, Recipe, RunSpec
+from taxonomy.stages import Form, Stage
 
 PACKAGE = "rl_diagnose_plugin"
 ENTRY = f"{PACKAGE}.proxy.engines.verl_plugin.entry"
@@ -145,6 +147,7 @@ def by_hydra(fault: FaultSpec | None) -> bool:
 def checked(spec: RunSpec) -> None:
     """Raise `CannotExpress` where verl, or this version of the engine, cannot carry out a run."""
     fault, trainer = spec.fault, spec.engine.trainer
+    launch = spec.engine.launch
     if trainer not in ("v0", "v1"):
         raise CannotExpress(f"verl has no trainer {trainer!r}; there are v0 and v1")
     for dtype in (spec.engine.train_dtype, spec.engine.rollout_dtype):
@@ -162,6 +165,16 @@ def checked(spec: RunSpec) -> None:
         raise CannotExpress(
             f"the verl engine has no {fault.form} injection at the {fault.stage} stage under the {trainer} trainer"
         )
+    if fault and launch and launch.platform != "cpu" and fault.stage == Stage.ROLLOUT:
+        raise CannotExpress(
+            f"the {fault.stage} stage is hooked in the CPU rollout alone, not in {launch.rollout or 'this one'}"
+        )
+    if fault and launch and not launch.strategy.startswith("fsdp"):
+        places = [
+            hook.symbol for hook in hooks_of(fault.stage, fault.form, trainer) if ".fsdp." in hook.module
+        ]
+        if places:
+            raise CannotExpress(f"{', '.join(places)} is hooked for FSDP alone, not for {launch.strategy}")
 
 
 def overridden(spec: RunSpec) -> dict[str, Any]:
@@ -179,6 +192,10 @@ def overridden(spec: RunSpec) -> dict[str, Any]:
     can |= {"lr", "max_grad_norm", "kl_coef", "clip_ratio", "epochs"}
     if wrong := sorted(set(fields) - can):
         raise CannotExpress(f"the verl engine cannot change {', '.join(wrong)}")
+    if spec.engine.launch and "kl_coef" in fields and not spec.recipe.kl_coef:
+        raise CannotExpress(
+            "the command trains without a KL loss (actor.use_kl_loss): there is none to change"
+        )
     return fields
 
 
@@ -189,24 +206,50 @@ def write_job(home: Path, spec: RunSpec, checkpoint: Path) -> list[str]:
         CannotExpress: verl cannot carry out this run.
     """
     checked(spec)
-    fields, modules = overridden(spec), carried(spec.fault)
+    settled, modules = settled_by_hydra(spec), carried(spec.fault)
+    launch = spec.engine.launch
     shutil.rmtree(home, ignore_errors=True)
     home.mkdir(parents=True)
     write_plugin(home / "path", modules)
-    write_data(home, spec.recipe, spec.seed)
-    (home / "reward.py").write_text(REWARD)
+    if launch is None:  # the user's own command has data and a reward of its own
+        write_data(home, spec.recipe, spec.seed)
+        (home / "reward.py").write_text(REWARD)
     fault = spec.fault and replace(spec.fault, inject=f"{PACKAGE}.{spec.fault.inject}")
-    settled = fields if by_hydra(spec.fault) else {}
     job = {
         "recipe": asdict(spec.recipe),
         "seed": spec.seed,
         "fault": fault and asdict(fault),
         "by_hydra": sorted(settled),
-        "platform": "cpu",
+        "platform": launch.platform if launch else "cpu",
         "rollout": {"checkpoint": str(checkpoint), "dtype": _BF16_DTYPES[spec.engine.rollout_dtype]},
     }
     (home / "job.json").write_text(json.dumps(job, indent=1))
-    return overrides(home, replace(spec.recipe, **settled), spec.seed, spec.engine, checkpoint)
+    return settings_of(home, spec, checkpoint, settled)
+
+
+def settings_of(home: Path, spec: RunSpec, checkpoint: Path, fields: Mapping[str, Any]) -> list[str]:
+    """Return the Hydra overrides of a run.
+
+    Args:
+        home: Job folder.
+        spec: The run.
+        checkpoint: Folder of the model.
+        fields: What the fault changes of the recipe by the command line.
+    """
+    if spec.engine.launch is not None:
+        return list(verl_own.overrides(home, spec, checkpoint))
+    return overrides(home, replace(spec.recipe, **fields), spec.seed, spec.engine, checkpoint)
+
+
+def settled_by_hydra(spec: RunSpec) -> dict[str, Any]:
+    """Return what the command line changes of the recipe. With the user's own it is the plugin that changes it."""
+    fields = overridden(spec)
+    return fields if spec.engine.launch is None and by_hydra(spec.fault) else {}
+
+
+def flags_of(spec: RunSpec) -> tuple[str, ...]:
+    """Return what stands between interpreter and overrides."""
+    return spec.engine.launch.flags if spec.engine.launch else ("-m", MODULE)
 
 
 def overrides(home: Path, recipe: Recipe, seed: int, engine: EngineSpec, checkpoint: Path) -> list[str]:
@@ -299,26 +342,59 @@ def overrides(home: Path, recipe: Recipe, seed: int, engine: EngineSpec, checkpo
     return [f"{name}={value}" for name, value in settings.items()]
 
 
-def environment(home: Path, base: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment of the job: nothing of ours but the plugin, nothing that needs a network."""
-    dropped = ("PYTHON", "RAY_", "VERL_", "HYDRA_", "DIAGNOSE_")
-    kept = {name: value for name, value in base.items() if not name.startswith(dropped)}
-    return kept | {
-        "PYTHONPATH": str(home / "path"),
-        "PYTHONUNBUFFERED": "1",
-        "RL_DIAGNOSE_JOB": str(home),
-        "VERL_USE_EXTERNAL_MODULES": ENTRY,
-        "VERL_USE_EXTERNAL_PLUGINS": "none",
-        "VERL_PLATFORM": "cpu",
-        "VERL_ENGINE_DEVICE": "cuda",
-        "VERL_FILE_LOGGER_PATH": str(home / "verl.jsonl"),
-        "RAY_DEDUP_LOGS": "0",
-        "RAY_USAGE_STATS_ENABLED": "0",
-        "RAY_worker_niceness": "0",
-        "OMP_NUM_THREADS": "1",
-        "MKL_NUM_THREADS": "1",
-        "TOKENIZERS_PARALLELISM": "false",
-        "HF_HUB_OFFLINE": "1",
-        "HF_HOME": str(home / "hf"),
-        "WANDB_MODE": "disabled",
-    }
+def environment(home: Path, base: Mapping[str, str], launch: Launch | None = None) -> dict[str, str]:
+    """Return the environment of a command: nothing of ours but the plugin.
+
+    Without a command of the user's the model and its data are ours, and nothing needs a network.
+    """
+    if launch is not None:
+        return verl_own.environment(home, home / "path", ENTRY, launch, base)
+    kept = {name: value for name, value in base.items() if not name.startswith(verl_own.INHERITED)}
+    return (
+        kept
+        | verl_own.variables(home, ENTRY)
+        | {
+            "PYTHONPATH": str(home / "path"),
+            "VERL_USE_EXTERNAL_PLUGINS": "none",
+            "RAY_USAGE_STATS_ENABLED": "0",
+            "RAY_worker_niceness": "0",
+            "OMP_NUM_THREADS": "1",
+            "MKL_NUM_THREADS": "1",
+            "TOKENIZERS_PARALLELISM": "false",
+            "HF_HUB_OFFLINE": "1",
+            "HF_HOME": str(home / "hf"),
+        }
+    )
+
+
+def command_line(
+    python: str, home: Path, spec: RunSpec, checkpoint: Path, base: Mapping[str, str] | None = None
+) -> dict[str, Any]:
+    """Return the command line of a run and what it is started with, as ``--dry-run`` prints it. Nothing is written.
+
+    Args:
+        python: Interpreter of verl's environment on this machine.
+        home: Job folder of the run.
+        spec: The run.
+        checkpoint: Folder of the model.
+        base: Environment to start from, None for an empty one: then only what a run sets is shown.
+
+    Returns:
+        ``command`` (words), ``environment``; for a Ray job also ``address`` and ``runtime_env``.
+
+    Raises:
+        CannotExpress: verl cannot carry out this run.
+    """
+    checked(spec)
+    launch = spec.engine.launch
+    words = [*flags_of(spec), *settings_of(home, spec, checkpoint, settled_by_hydra(spec))]
+    if launch and launch.address:
+        runtime = verl_own.job(home, home / "path" / PACKAGE, ENTRY, launch)
+        return {
+            "command": [launch.entry, *words],
+            "environment": runtime["env_vars"],
+            "address": launch.address,
+            "runtime_env": {name: value for name, value in runtime.items() if name != "env_vars"},
+        }
+    words.append(f"++ray_kwargs.ray_init._temp_dir={verl_own.TEMP_PLACE}")
+    return {"command": [python, *words], "environment": environment(home, base or {}, launch)}

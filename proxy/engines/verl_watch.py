@@ -7,6 +7,7 @@ command started, however often that detached itself, and kills it before it ends
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
 import os
@@ -21,6 +22,7 @@ from types import FrameType
 
 PATIENCE_S = 1.5
 SAMPLE_S = 2.0
+KEPT_BYTES = 1 << 16
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
 
@@ -82,6 +84,16 @@ def clear(temp: str) -> None:
     shutil.rmtree(temp, ignore_errors=True)
 
 
+def keep_logs(temp: str, kept: str) -> None:
+    """Copy the ends of Ray's own logs: they say why a process died that said nothing itself."""
+    for log in sorted(Path(temp).glob("session_*/logs/*")):
+        if log.is_file() and not log.parent.parent.is_symlink() and log.stat().st_size:
+            Path(kept).mkdir(parents=True, exist_ok=True)
+            with log.open("rb") as file:
+                file.seek(max(0, log.stat().st_size - KEPT_BYTES))
+                (Path(kept) / log.name).write_bytes(file.read())
+
+
 class Stop(BaseException):
     """A signal asked this process to end."""
 
@@ -139,6 +151,9 @@ def main() -> int:
     finally:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)
+        if code:
+            with contextlib.suppress(OSError):  # the disk is full: ending everything comes first
+                keep_logs(order["temp"], order["kept"])
         clear(order["temp"])
         Path(order["usage"]).write_text(json.dumps({"cpu_s": sum(used.values())}))
     return code
