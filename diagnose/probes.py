@@ -161,7 +161,8 @@ def compare(
 
     The decisive metric is one that goes another way under one fault than under the other, in the sense of the
     scoring (up, down, or not shown to move, against healthy runs under the probe), and among those the one on
-    which their effects lie farthest apart.
+    which their effects lie farthest apart. The scoring judges by blocks, in transformed units; whoever runs the probe
+    reads levels: a metric whose late medians don't say the same decides nothing.
     """
     nothing = ProbeResult(
         probe.id,
@@ -188,21 +189,16 @@ def compare(
         and _way(a.reading.direction[m]) != _way(b.reading.direction[m])
         and apart_M[m] > DEFAULT.min_margin
     ]
-    if not deciding:
-        return nothing
-    m = max(deciding, key=lambda k: float(apart_M[k]))
-    name = metrics[m]
-    directions = (a.reading.direction[m], b.reading.direction[m])
-    late = partial(median_between, metric=name, low=STEPS // 2 + 1)
-    values = (late(first), late(second), late(healthy))
-    return replace(
-        nothing,
-        metric=name,
-        directions=directions,
-        values=values,
-        apart=float(apart_M[m]),
-        advice=advice(probe, [cards[fault].title for fault in pair], name, directions, values),
-    )
+    for m in sorted(deciding, key=lambda k: -float(apart_M[k])):
+        name = metrics[m]
+        directions = (a.reading.direction[m], b.reading.direction[m])
+        late = partial(median_between, metric=name, low=STEPS // 2 + 1)
+        values = (late(first), late(second), late(healthy))
+        found_m = replace(nothing, metric=name, directions=directions, values=values, apart=float(apart_M[m]))
+        if found_m.borne_out:
+            titles = [cards[fault].title for fault in pair]
+            return replace(found_m, advice=advice(probe, titles, name, directions, values))
+    return nothing
 
 
 def advice(
@@ -214,7 +210,10 @@ def advice(
 ) -> str:
     """Return the sentence that says what to run and how to read it."""
     verbs = [
-        {Direction.UP: "goes up", Direction.DOWN: "goes down"}.get(way, "stays where a healthy run has it")
+        {
+            Direction.UP: "goes up, above a healthy run's",
+            Direction.DOWN: "goes down, below a healthy run's",
+        }.get(way, "stays where a healthy run has it")
         for way in directions
     ]
     a, b, healthy = map(number, values)

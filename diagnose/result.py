@@ -187,6 +187,15 @@ class ProbeResult:
     apart: float
     advice: str
 
+    @property
+    def borne_out(self) -> bool:
+        """Whether the late medians say what the directions say: what is called up lies above a healthy run's value."""
+        *values, healthy = self.values
+        return bool(self.metric) and all(
+            (value > healthy) if way is Direction.UP else (value < healthy) if way is Direction.DOWN else True
+            for way, value in zip(self.directions, values, strict=True)
+        )
+
 
 @dataclass(frozen=True)
 class RemedyResult:

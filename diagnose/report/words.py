@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 
 from diagnose.report.text import literal, number, percent
-from diagnose.result import AnomalyType, Candidate, Direction, MetricResult, Result, Verdict
+from diagnose.result import AnomalyType, Candidate, Direction, MetricResult, ProbeResult, Result, Verdict
 from taxonomy.metrics import METRIC_BY_NAME
 
 VERDICT_SYMBOL = {
@@ -219,7 +219,7 @@ def remedies_found(result: Result) -> tuple[str, ...]:
 
 def probes_found(result: Result) -> tuple[str, ...]:
     """Return the experiments that would split the set; without any the way to look for them."""
-    found = tuple(literal(item.advice) for item in result.probes if item.advice)
+    found = _experiments(result)
     first = best(result)
     open_set = first is not None and first.rivals and result.score.verdict == Verdict.REPRODUCED_NOT_SPECIFIC
     if result.probes and not found:
@@ -230,6 +230,47 @@ def probes_found(result: Result) -> tuple[str, ...]:
         return found
     command = f"diagnose run --resume {result.run_dir} --probe"
     return (f"Cheap experiments on your system that would split the set: {literal(command)}",)
+
+
+MOST_EXPERIMENTS = 3
+"""Experiments that are told in words; the rest is in the JSON report."""
+
+
+def _experiments(result: Result) -> tuple[str, ...]:
+    """Return one sentence an experiment: the cheapest first, of those the one that tells most faults apart."""
+    by_probe: dict[str, list[ProbeResult]] = {}
+    for item in result.probes:
+        if item.borne_out:
+            by_probe.setdefault(item.probe, []).append(item)
+
+    def order(group: list[ProbeResult]) -> tuple[float, ...]:
+        return (group[0].steps, len(group[0].settings), -len(group), -max(item.apart for item in group))
+
+    groups = sorted(by_probe.values(), key=order)
+    lines = []
+    for group in groups[:MOST_EXPERIMENTS]:
+        pairs = []
+        for item in group:
+            sides = [
+                f"{number(value)} ({_LEVEL[way]}) if it is {titles(result, (fault,))}"
+                for fault, value, way in zip(item.faults, item.values, item.directions, strict=False)
+            ]
+            pairs.append(
+                f"{metric_title(item.metric)} {' or '.join(sides)}; healthy {number(item.values[2])}"
+            )
+        head = f"{literal(group[0].what)}, everything else as it is, and run {group[0].steps} steps"
+        lines.append(f"{head}. The proxy then has: {'. '.join(pairs)}.")
+    if len(groups) > MOST_EXPERIMENTS:
+        lines.append(f"{len(groups) - MOST_EXPERIMENTS} more experiments are in the JSON report.")
+    return tuple(lines)
+
+
+_LEVEL = {
+    Direction.UP: "▲ above healthy",
+    Direction.DOWN: "▼ below healthy",
+    Direction.NONE: "= as healthy",
+    Direction.UNDETERMINED: "? not clearly off healthy",
+}
 
 
 def _replayed(result: Result) -> bool:
@@ -281,10 +322,16 @@ def describe(name: str, metric: MetricResult) -> str:
     proxy = side(metric.proxy, metric.type_proxy, metric.onset_proxy)
     sizes = (
         f"Effect {number(metric.effect_original)} against a margin of {number(metric.margin_original)} "
-        f"(original), {number(metric.effect_proxy)} against {number(metric.margin_proxy)} (proxy)."
+        f"(original), {number(metric.effect_proxy)} against {number(metric.margin_proxy)} (proxy){_unit(name)}."
     )
     title, agreement = metric_title(name), agreement_word(metric)
     return f"{title} {original} in the original and {proxy} in the proxy: {agreement}.{trend} {sizes}"
+
+
+def _unit(name: str) -> str:
+    """Return in which units effects of a metric are given, where these are not the metric's own."""
+    metric = METRIC_BY_NAME.get(name)
+    return ", in powers of ten" if metric is not None and metric.transform == "log10" else ""
 
 
 def key_metrics(candidate: Candidate, limit: int = 6) -> tuple[str, ...]:

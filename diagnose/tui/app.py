@@ -131,7 +131,7 @@ class DiagnoseApp(App[None]):
             for active in self.screen.active_bindings.values()
             if active.binding.description and active.binding.id and not active.binding.system
         ]
-        self.push_screen(HelpScreen(rows))
+        self.push_screen(HelpScreen(rows, getattr(self.screen, "SIGNS", {})))
 
     def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
         """Offer every key of the screen in the command palette too."""

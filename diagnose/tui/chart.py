@@ -20,8 +20,7 @@ from diagnose.curves import Array, Curves
 from diagnose.report.evidence import Evidence, Line, line
 from diagnose.report.svg import limits, ticks
 from diagnose.report.text import literal, number
-from diagnose.report.words import DIRECTION_WORD, metric_title
-from diagnose.result import Direction
+from diagnose.report.words import metric_title, onset_word
 from taxonomy.metrics import METRIC_BY_NAME
 
 POINTS = 160
@@ -106,8 +105,9 @@ def _against(faulty: Line, healthy: Line | None) -> str:
     if len(faulty.x_N) < EARLY or not window.any():
         return f"{words}, too early to compare"
     level, low, high = _median(faulty, last), healthy.low_N[window].min(), healthy.high_N[window].max()
-    way = Direction.UP if level > high else Direction.DOWN if level < low else Direction.NONE
-    return f"{words} against {number(_median(healthy, last))} healthy ({DIRECTION_WORD[way]})"
+    # Where it stands, not which way it "goes": that is for the scorer to say, over all seeds and blocks.
+    where = "▲ above" if level > high else "▼ below" if level < low else "= within"
+    return f"{words} against {number(_median(healthy, last))} healthy ({where} the healthy range)"
 
 
 def _median(curve: Line, last: float) -> float:
@@ -154,7 +154,7 @@ class OverlayChart(Vertical):
             stroke = STROKES[key]
             legend.append(f" {stroke.mark} {stroke.name} ", f"not bold {stroke.color}")
         if onset is not None:
-            legend.append(" │ onset", "not bold")
+            legend.append(f" │ onset {onset_word(onset)}", "not bold")
         self.query_one("#chart-legend", Static).update(legend)
         self.query_one("#chart-words", Static).update(summary(curves, fault, metric))
         self.query_one(Plot).draw(curves, log, onset)

@@ -6,15 +6,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from diagnose.errors import RunError
 from diagnose.events import EndEvent, from_line
 from diagnose.report.text import literal, number
-from diagnose.report.words import VERDICT_WORD
+from diagnose.report.words import VERDICT_SYMBOL, VERDICT_WORD
 from diagnose.result import Verdict
 from diagnose.store import RunFolder, list_runs, read_json, write_json
 from diagnose.tui import memory
-from diagnose.tui.plan import Choice, Incident, Launched, Order, PastRun, Plan, PlaybookEntry, Seen
+from diagnose.tui.plan import Choice, Cost, Incident, Launched, Order, PastRun, Plan, PlaybookEntry, Seen
 
 if TYPE_CHECKING:
+    from taxonomy.assessment import Triage
     from taxonomy.registry import FaultCard, Library
 
 PAST_RUNS = 30
@@ -94,10 +96,12 @@ class SessionBackend:
                 *prepared.warnings,
             ),
             commands=prepared.commands,
-            seen={item.id: Seen(item.evidence, item.onset) for item in answer.symptoms},
+            seen=_seen(answer),
             ruled_out=tuple((cards[item.fault].title, item.ruled_out) for item in answer.ruled_out),
-            advice=(advice.keep, advice.act, advice.look) if answer.verdict == "faulty" else (),
+            advice=(advice.keep, advice.act) if answer.verdict == "faulty" else (),
+            look=advice.look if answer.verdict == "faulty" else "",
             budget_s=session.budget_s,
+            race=session.race,
             evidence=Evidence(original_healthy=prepared.healthy, original_faulty=prepared.faulty),
         )
 
@@ -131,6 +135,39 @@ class SessionBackend:
         folder.pause.touch()
         return True
 
+    def cost(self, folder: RunFolder, wish: str) -> Cost:
+        """Ask the very planner that the runner will ask, and take the pace from the replays that are done."""
+        from diagnose import probes, remedies
+        from diagnose.jobs import read_outcome
+        from diagnose.report.json import from_json
+        from diagnose.session import load
+        from taxonomy.registry import library
+
+        session, cards = load(folder), library()
+        if session.engine != "local":
+            raise RunError("probes and remedies are run by the local engine alone")
+        score = from_json(read_json(folder.result) or {}).score
+        planned = (probes if wish == "probe" else remedies).plan(session, folder, score, cards)
+        left = [run for run in planned if read_outcome(folder.extra / run.id) is None]
+        done = [found for home in folder.runs.glob("*") if (found := read_outcome(home)) and found.steps]
+        pace = sorted(found.wall_s / found.steps for found in done)
+        steps = sum(run.spec.recipe.steps for run in left)
+        workers = max(1, min(session.workers, len(left)))
+        if wish == "probe":
+            what = tuple(probe.what for probe in probes.PROBES)
+        else:
+            patient = remedies.patient(session, score, cards)
+            what = tuple(item.what for item in remedies.remedies(session, patient, cards)) if patient else ()
+        took = pace[len(pace) // 2] * steps / workers if pace else None
+        return Cost(what if planned else (), len(left), steps, took)
+
+    def add_time(self, folder: RunFolder, seconds: float) -> Launched:
+        """Write the time down as `diagnose run --resume … --budget` does."""
+        from diagnose.run import add_time
+
+        add_time(folder, seconds)
+        return self.resume(folder)
+
     def wish(self, folder: RunFolder, wish: str) -> Launched:
         """Write down the wish where the runner looks for it, as the command line does."""
         write_json(folder.wishes, {wish: True})
@@ -144,6 +181,32 @@ class SessionBackend:
     def stop(self, folder: RunFolder) -> bool:
         """End the runner."""
         return folder.stop()
+
+
+def _seen(answer: Triage) -> dict[str, Seen]:
+    """Return the symptoms that triage found, each with the metric that shows it.
+
+    Triage names the earliest; where the metric that a symptom is named after shows it too, that one is told: nobody
+    should read "KL to the reference climbs" and be shown another metric.
+    """
+    from taxonomy.assessment import symptom_of
+    from taxonomy.observations import QUANTITY
+    from taxonomy.symptoms import SYMPTOM_BY_ID
+
+    def nearness(metric: str, named: str) -> int:
+        same = QUANTITY.get(metric, (metric, 1))[0] == QUANTITY.get(named, (named, 1))[0]
+        return 0 if metric == named else 1 if same else 2
+
+    found = {}
+    for symptom in answer.symptoms:
+        named = SYMPTOM_BY_ID[symptom.id].metric
+        alarms = [item for item in answer.observations if item.alarm and symptom_of(item) == symptom.id]
+        own = min(alarms, key=lambda item: nearness(item.metric, named), default=None)
+        if own is None or nearness(own.metric, named) >= nearness(symptom.metric, named):
+            found[symptom.id] = Seen(symptom.evidence, symptom.onset, symptom.metric)
+        else:
+            found[symptom.id] = Seen(own.evidence, own.interval, own.metric)
+    return found
 
 
 def _symptom_of(path: Path) -> str:
@@ -184,7 +247,9 @@ def _state(folder: RunFolder) -> str:
         return "✘ failed, ↻ resumable"
     result = read_json(folder.result)
     verdict = result.get("verdict") if isinstance(result, dict) else None
-    return f"✔ {VERDICT_WORD[Verdict(verdict)]}" if verdict in set(Verdict) else "✔ finished"
+    if verdict not in set(Verdict):
+        return "finished"
+    return f"finished: {VERDICT_SYMBOL[Verdict(verdict)]} {VERDICT_WORD[Verdict(verdict)]}"
 
 
 def _choices(
@@ -217,22 +282,22 @@ def _choices(
             fault=fault,
             title=cards[fault].title,
             category=cards[fault].category,
-            why=_why(cards[fault], reasons.get(fault, ())),
+            why=f"The log: {'; '.join(reasons[fault][:2])}." if reasons.get(fault) else "",
             metric=_discriminating(cards[fault], set(faults)),
             strength=planned.get(fault, 1.0),
             selected=fault in marked,
             refused=refused.get(fault) or refusal(engine, cards[fault]),
+            mechanism=_mechanism(cards[fault]),
         )
         for fault in faults
     )
 
 
-def _why(card: FaultCard, reasons: tuple[str, ...]) -> str:
-    """Return what the logs say for a fault, then what it is."""
-    said = f"The log: {'; '.join(reasons[:2])}. " if reasons else ""
+def _mechanism(card: FaultCard) -> str:
+    """Return what a fault is, with the values that its strength stands for."""
     values = card.values()
     strength = ", ".join(f"{p.name} = {number(values[p.name])} {p.unit}".strip() for p in card.parameters)
-    return said + (f"{card.mechanism} ({strength})" if strength else card.mechanism)
+    return f"{card.mechanism} ({strength})" if strength else card.mechanism
 
 
 def _discriminating(card: FaultCard, among: set[str]) -> str:

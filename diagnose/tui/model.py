@@ -25,6 +25,8 @@ from diagnose.report.words import replay_of_run
 from diagnose.result import Result
 
 MAX_NOTES = 200
+EXTRAS = ("probe", "fix")
+"""First words of the ids of runs that are no replays: they belong to what is asked for beside the verdict."""
 _STAGE_SIGN = {"waiting": "·", "started": "▶", "done": "✔", "skipped": "✔", "failed": "✘"}
 _RUN_SIGN = {"queued": "·", "started": "▶", "done": "✔", "failed": "✘", "left out": "–"}
 
@@ -58,11 +60,19 @@ class RunRow:
     witness: Mapping[str, float] = field(default_factory=dict)
 
     @property
+    def extra(self) -> str:
+        """What it tries beside the verdict, such as "probe frozen" or "fix lower_lr"; "" for a replay."""
+        kind, _, rest = self.run.partition(".")
+        what, dot, _ = rest.partition(".")
+        return f"{kind} {what}" if kind in EXTRAS and dot else ""
+
+    @property
     def name(self) -> str:
         """What it replays: the fault, with its strength where that is not the default, or "healthy"."""
         if self.fault is None:
             return "healthy"
-        return replay_of_run(self.run) or self.fault
+        run = self.run.split(".", 2)[-1] if self.extra else self.run
+        return replay_of_run(run) or self.fault
 
     @property
     def eta_s(self) -> float | None:
@@ -127,16 +137,37 @@ class RunView:
     exit_code: int = 0
 
     @property
+    def replays(self) -> tuple[RunRow, ...]:
+        """The runs that the verdict rests on."""
+        return tuple(row for row in self.rows if not row.extra)
+
+    @property
     def finished(self) -> int:
         """Replays that are done or failed."""
-        return sum(row.status in ("done", "failed") for row in self.rows)
+        return _ended(self.replays)
+
+    @property
+    def left_out(self) -> int:
+        """Replays that the budget did not allow."""
+        return sum(row.status == "left out" for row in self.replays)
+
+    def count_line(self) -> str:
+        """Return how many runs there are, replays apart from the rest; the same words wherever they are counted."""
+        words = [f"{self.finished} of {len(self.replays)} replays"]
+        for kind in EXTRAS:
+            own = [row for row in self.rows if row.extra.startswith(kind)]
+            if own:
+                words.append(f"{_ended(own)} of {len(own)} {kind} runs")
+        return ", ".join(words)
 
     @property
     def eta_s(self) -> float | None:
         """Seconds until the last replay ends at the pace of this runner so far, None while there is no pace."""
         ours = [row for row in self.rows if row.started_t]
         walked = sum(row.step for row in ours)
-        left = sum(self.steps - row.step for row in self.rows if row.status in ("queued", "started"))
+        left = sum(
+            (row.steps or self.steps) - row.step for row in self.rows if row.status in ("queued", "started")
+        )
         if not walked or not left:
             return None
         spent = max(row.last_t for row in ours) - min(row.started_t for row in ours)
@@ -146,7 +177,7 @@ class RunView:
         """Return the pipeline on one line: what is done, what is under way."""
         words = []
         for stage, status, _ in self.stages:
-            count = f" {self.finished}/{len(self.rows)}" if stage == "replay" and self.rows else ""
+            count = f" {self.finished}/{len(self.replays)}" if stage == "replay" and self.rows else ""
             words.append(f"{_STAGE_SIGN.get(status, '?')} {stage}{count}")
         return "  ".join(words)
 
@@ -156,8 +187,10 @@ class RunView:
         Args:
             alive: Whether a runner is at work in the folder.
         """
+        if self.end == "completed" and self.left_out:
+            return f"The budget was spent: {self.count_line()}. b gives it more time."
         if self.end == "completed":
-            return f"Finished. {literal(self.summary)}".strip()
+            return f"Finished: {self.count_line()}."
         if self.end == "interrupted":
             return "Stopped. What is done is kept; u resumes the rest."
         if self.end == "failed":
@@ -170,6 +203,9 @@ class RunView:
                 if stage == "replay" and self.eta_s is not None:
                     extra += f", about {seconds(self.eta_s)} left"
                 return f"{stage.capitalize()} under way{extra}"
+        if any(row.extra and row.status in ("queued", "started") for row in self.rows):
+            left = f"; about {seconds(self.eta_s)} left" if self.eta_s is not None else ""
+            return f"Beside the verdict: {self.count_line()}{left}"
         return "Under way"
 
     def _last_problem(self) -> str:
@@ -199,6 +235,10 @@ class Snapshot:
     alive: bool = False
     result: Result | None = None
     problem: str = ""
+
+
+def _ended(rows: Iterable[RunRow]) -> int:
+    return sum(row.status in ("done", "failed") for row in rows)
 
 
 def fold(view: RunView, events: Iterable[Event]) -> RunView:

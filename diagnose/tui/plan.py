@@ -66,10 +66,12 @@ class Seen:
     Attributes:
         evidence: What shows it, in a few words.
         onset: Interval of steps in which it began, None where that is unknown.
+        metric: Canonical metric that shows it, "" for the one that the symptom is named after.
     """
 
     evidence: str
     onset: tuple[int, int] | None = None
+    metric: str = ""
 
 
 @dataclass(frozen=True)
@@ -80,11 +82,12 @@ class Choice:
         fault: Fault id.
         title: Card title.
         category: Category id.
-        why: Why it is a candidate, or the mechanism.
+        why: Why it is a candidate: what the log says for it, "" where that is nothing.
         metric: Canonical metric that tells it from its look-alikes.
         strength: Multiple of the card's default.
         selected: Whether the playbook would replay it.
         refused: Why it cannot be replayed, "" when it can.
+        mechanism: What the fault is.
     """
 
     fault: str
@@ -95,6 +98,7 @@ class Choice:
     strength: float = 1.0
     selected: bool = True
     refused: str = ""
+    mechanism: str = ""
 
 
 @dataclass(frozen=True)
@@ -113,7 +117,9 @@ class Plan:
         seen: Symptoms that the logs show, by id.
         ruled_out: Causes that the logs or the context rule out: (title, why).
         advice: What to do now, whatever the cause.
+        look: The check that costs least. It is a guess at the cause.
         budget_s: Seconds that the replays may take, 0 for no limit.
+        race: Whether candidates race: each one replay, then more of those that come nearest.
         evidence: The incident's curves and those of its healthy twins, None where they were not read.
     """
 
@@ -128,7 +134,9 @@ class Plan:
     seen: Mapping[str, Seen] = field(default_factory=dict)
     ruled_out: tuple[tuple[str, str], ...] = ()
     advice: tuple[str, ...] = ()
+    look: str = ""
     budget_s: float = 0.0
+    race: bool = False
     evidence: Evidence | None = None
 
 
@@ -147,6 +155,23 @@ class Order:
     seeds: int
     strengths: Mapping[str, float] = field(default_factory=dict)
     budget_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What something beside the verdict would take.
+
+    Attributes:
+        what: What would be tried, in words.
+        runs: Runs that are not there yet.
+        steps: Their steps, all together.
+        seconds: How long they would take at the pace of the replays so far, None where that is unknown.
+    """
+
+    what: tuple[str, ...]
+    runs: int
+    steps: int
+    seconds: float | None = None
 
 
 @dataclass(frozen=True)
@@ -186,6 +211,12 @@ class Backend(Protocol):
 
     def pause(self, folder: RunFolder) -> bool:
         """Let no further replay start, or let them start again; return whether it is paused now."""
+
+    def cost(self, folder: RunFolder, wish: str) -> Cost:
+        """Return what a wish would take: "probe" or "try_fix"."""
+
+    def add_time(self, folder: RunFolder, seconds: float) -> Launched:
+        """Start a runner that has `seconds` more for the replays than the budget that was spent."""
 
     def wish(self, folder: RunFolder, wish: str) -> Launched:
         """Start a runner that does something beside the verdict: "probe" or "try_fix"."""

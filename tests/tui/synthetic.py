@@ -25,7 +25,7 @@ from diagnose.report.json import dumps
 from diagnose.report.words import headline
 from diagnose.result import Result
 from diagnose.store import RunFolder
-from diagnose.tui.plan import Choice, Incident, Launched, Order, PastRun, Plan, PlaybookEntry, Seen
+from diagnose.tui.plan import Choice, Cost, Incident, Launched, Order, PastRun, Plan, PlaybookEntry, Seen
 from taxonomy.registry import Expectation, FaultCard, Library, Parameter, Rival, WitnessRule
 from taxonomy.stages import Form, Stage
 from tests.fixtures.results import GAP, KL, evidence, kl_spike
@@ -188,6 +188,7 @@ class FakeBackend:
         self.paused = False
         self.retried: list[str] = []
         self.wishes: list[str] = []
+        self.added: list[float] = []
 
     def playbooks(self) -> tuple[PlaybookEntry, ...]:
         return (
@@ -215,7 +216,15 @@ class FakeBackend:
             raise DiagnoseError("broken.yaml:3:5: unknown key 'symptm'", "did you mean 'symptom'?")
         mine = "reward_degradation" if path.stem == "reward_flat" else "kl_divergence_increase"
         choices = tuple(
-            Choice(fault, CARDS[fault].title, "framework", CARDS[fault].mechanism, GAP, selected=index < 2)
+            Choice(
+                fault,
+                CARDS[fault].title,
+                "framework",
+                "The log: KL to reference up, as expected.",
+                GAP,
+                selected=index < 2,
+                mechanism=CARDS[fault].mechanism,
+            )
             for index, fault in enumerate(FAULTS)
         )
         refused = Choice(
@@ -231,11 +240,12 @@ class FakeBackend:
             facts=("1 incident log of 60 steps, 2 healthy twins", "proxy: 8 of 16 experts, engine local"),
             commands=self.commands,
             seen={
-                "kl_divergence_increase": Seen("KL to reference 9 times its healthy level", (18, 22)),
-                "no_learning": Seen("the policy stays where it was"),
+                "kl_divergence_increase": Seen("9 times its healthy level", (18, 22), KL),
+                "no_learning": Seen("stays where it was", None, "actor/entropy"),
             },
             ruled_out=(("Expert swap", "the model is dense"),),
             advice=("Keep the last checkpoint before step 18.",),
+            look="Compare the weights of rollout and trainer.",
             budget_s=120.0,
             evidence=replace(evidence(), proxy_healthy=(), proxy_faulty={}),
         )
@@ -255,6 +265,13 @@ class FakeBackend:
     def pause(self, folder: RunFolder) -> bool:
         self.paused = not self.paused
         return self.paused
+
+    def cost(self, folder: RunFolder, wish: str) -> Cost:
+        return Cost(("Halve the learning rate",), 6, 360, 80.0)
+
+    def add_time(self, folder: RunFolder, seconds: float) -> Launched:
+        self.added.append(seconds)
+        return self.resume(folder)
 
     def wish(self, folder: RunFolder, wish: str) -> Launched:
         self.wishes.append(wish)

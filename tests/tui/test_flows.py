@@ -21,6 +21,7 @@ from diagnose.result import Verdict
 from diagnose.tui.app import DiagnoseApp
 from diagnose.tui.plan import Incident, PastRun
 from diagnose.tui.screens.candidates import CandidatesScreen
+from diagnose.tui.screens.dialogs import ConfirmScreen
 from diagnose.tui.screens.home import HomeScreen
 from diagnose.tui.screens.incident import IncidentScreen, PasteScreen
 from diagnose.tui.screens.run import RunScreen
@@ -85,7 +86,7 @@ async def test_from_symptom_to_export_without_leaving_the_keyboard(
     app = app_for(backend)
     async with app.run_test(size=size) as pilot:
         await to_candidates(pilot)
-        await pilot.press("down", "down", "space", "e", "backspace", "2", "enter")
+        await pilot.press("down", "down", "space", "k", "backspace", "2", "enter")
         assert "3 of 4 marked: 8 runs of 60 steps" in text(app, "#cost")
         await pilot.press("r")
         await until(pilot, lambda: isinstance(app.screen, RunScreen), "run screen")
@@ -235,7 +236,7 @@ async def test_a_refused_fault_cannot_be_marked_and_nothing_marked_cannot_start(
         assert "Mark at least one" in text(app, "#cost")
         await pilot.press("r")
         assert not backend.started
-        await pilot.press("end", *["down"] * 3, "space")
+        await pilot.press("end", "space")
         assert "Mark at least one" in text(app, "#cost")
         assert "dense model" in text(app, "#detail")
 
@@ -364,14 +365,20 @@ async def test_the_symptom_screen_shows_onset_evidence_and_what_is_ruled_out(
     app = app_for(backend)
     async with app.run_test(size=size) as pilot:
         await to_symptom(pilot)
-        assert "from step 18–22" in screen_text(app)
-        assert "9 times its healthy level" in text(app, "#detail")
-        await pilot.press("2")
+        shown = screen_text(app)
+        assert "● 18–22: KL to the reference" in shown and "◇ Policy does not move" in shown
+        assert "◇ akin to it" in shown
+        assert "KL to reference 9 times its healthy level, from step 18–22" in text(app, "#detail")
+        await pilot.press("down")
+        await until(pilot, lambda: "something akin: entropy stays where it was" in text(app, "#detail"))
+        await pilot.press("up", "2")
         await pilot.pause()
         assert "onset" in text(app, "#chart-legend") and "original faulty" in text(app, "#chart-legend")
         await pilot.press("3")
         await pilot.pause()
-        assert "the model is dense" in screen_text(app) and "before step 18" in screen_text(app)
+        shown = screen_text(app)
+        assert "the model is dense" in shown and "before step 18" in shown
+        assert shown.index("Cheapest check") < shown.index("Compare the weights of rollout")
 
 
 async def test_strength_budget_and_filter_of_the_candidates(backend: FakeBackend) -> None:
@@ -520,8 +527,15 @@ async def test_remedies_are_one_key_and_probes_only_for_a_set(backend: FakeBacke
     async with app.run_test() as pilot:
         await until(pilot, lambda: "Reproduced" in screen_text(app))
         await until(pilot, lambda: "f" in app.screen.active_bindings, "remedies offered")
-        assert "b" not in app.screen.active_bindings
+        assert "d" not in app.screen.active_bindings and "b" not in app.screen.active_bindings
         await pilot.press("f")
+        await until(pilot, lambda: isinstance(app.screen, ConfirmScreen), "asked first")
+        assert "6 runs, 360 steps in all, about 1 min 20 s" in screen_text(app) and not backend.wishes
+        await pilot.press("n")
+        assert not backend.wishes
+        await pilot.press("f")
+        await until(pilot, lambda: isinstance(app.screen, ConfirmScreen), "asked again")
+        await pilot.press("y")
         await until(pilot, lambda: backend.wishes == ["try_fix"], "started")
 
 

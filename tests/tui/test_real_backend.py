@@ -51,7 +51,7 @@ def test_plan_offers_the_playbooks_candidates_marked_and_their_look_alikes_unmar
     marked = [choice.fault for choice in plan.choices if choice.selected]
     assert sorted(marked) == ["excess_inner_epochs", "learning_rate_too_high", "reward_flipped"]
     others = {choice.fault for choice in plan.choices if not choice.selected}
-    assert others and all(choice.why and choice.metric for choice in plan.choices)
+    assert others and all(choice.mechanism and choice.metric for choice in plan.choices)
     assert (plan.seeds, plan.steps) == (2, 24)
 
 
@@ -85,7 +85,7 @@ def test_start_outlives_us_and_states_follow(lab: Lab, monkeypatch: pytest.Monke
     monkeypatch.setenv("FAKE_STEP_S", "0")
     resumed = backend.resume(launched.folder)
     assert resumed.process is not None and resumed.process.wait(20) is not None
-    assert backend.past_runs()[0].state.startswith("✔")
+    assert backend.past_runs()[0].state.startswith("finished")
 
 
 async def test_the_whole_way_with_the_real_runner(lab: Lab) -> None:

@@ -8,7 +8,8 @@ import pytest
 
 from diagnose import probes, remedies
 from diagnose.probes import PROBES, STEPS, compare
-from diagnose.result import Direction
+from diagnose.report.words import probes_found
+from diagnose.result import Direction, ProbeResult
 from diagnose.score.calibration import Calibration, SeedSet
 from diagnose.session import PlannedFault, Session, fault_spec
 from diagnose.store import RunFolder
@@ -66,6 +67,33 @@ def test_two_faults_that_do_the_same_under_a_probe_are_not_split_by_it():
         PROBES[0], ("stale", "lr"), runs(1, effect), runs(2, effect), runs(3), [KL, CLIP], LIBRARY
     )
     assert found.metric == ""
+
+
+def test_a_metric_whose_level_belies_its_direction_decides_nothing(monkeypatch):
+    """The blocks may say "down" while the median over the second half lies above a healthy run's."""
+    medians = iter(
+        (0.9, 1.0, 1.1)
+    )  # of the first fault, the second, a healthy run: up, said of a value below
+    monkeypatch.setattr("diagnose.probes.median_between", lambda *_, **__: next(medians))
+    found = compare(PROBES[0], ("stale", "lr"), runs(1, {GAP: 60.0}), runs(2), runs(3), [GAP], LIBRARY)
+    assert found.metric == "" and found.advice == ""
+
+
+def test_experiments_are_told_the_cheapest_first_against_the_healthy_level():
+    def item(probe, settings, rival, values=(0.8, -0.4, 0.1), ways=(Direction.UP, Direction.DOWN)):
+        return ProbeResult(
+            probe, f"Do {probe}", settings, 20, ("a", rival), KL, ways, values, 5.0, "old words"
+        )
+
+    two, one = {"x": 1, "y": 2}, {"x": 1}
+    probes = (item("dear", two, "b"), item("cheap", one, "b"), item("both", one, "b"), item("both", one, "c"))
+    belied = item("belied", one, "b", values=(0.8, 0.2, 0.1))  # "down", above healthy: never told
+    more = (item("third", two, "b"), item("fourth", two, "b"))
+    found = probes_found(replace(kl_spike(), probes=(*probes, belied, *more)))
+    assert [line.split(",")[0] for line in found[:3]] == ["Do both", "Do cheap", "Do dear"]
+    assert found[3] == "2 more experiments are in the JSON report." and len(found) == 4
+    assert "0.8 (▲ above healthy) if it is a or −0.4 (▼ below healthy) if it is b; healthy 0.1" in found[0]
+    assert "if it is c" in found[0] and "old words" not in "".join(found)
 
 
 def test_opposite_ways_decide_too():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, TypeVar, cast
 
 from textual.screen import Screen
@@ -22,6 +22,8 @@ class BaseScreen(Screen[None]):
 
     PANES: tuple[str, ...] = ()
     """Ids of the panes of which a narrow terminal shows one."""
+    SIGNS: Mapping[str, str] = {}
+    """Signs that the screen uses, and what they mean; `?` lists them."""
 
     @property
     def diagnose(self) -> DiagnoseApp:

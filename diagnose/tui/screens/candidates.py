@@ -12,7 +12,8 @@ from diagnose.report.words import metric_title
 from diagnose.tui.keybar import KeyBar
 from diagnose.tui.plan import Choice, Launched, Order, Plan
 from diagnose.tui.screens.base import BaseScreen
-from diagnose.tui.screens.dialogs import AskScreen, CardScreen, ConfirmScreen
+from diagnose.tui.screens.dialogs import AskScreen, CardScreen, ConfirmScreen, number_between
+from diagnose.tui.table import WIDE, RowTable
 from diagnose.tui.widgets import Crumbs, Message
 from taxonomy.symptoms import SYMPTOM_BY_ID
 
@@ -23,6 +24,7 @@ MAX_STRENGTH = 1e6
 class CandidatesScreen(BaseScreen):
     """A table of candidate faults; the marked ones will be replayed."""
 
+    SIGNS = {"[x]": "will be replayed", "[ ]": "will not", "✘": "cannot be replayed: the text below says why"}  # noqa: RUF012
     BINDINGS = [  # noqa: RUF012
         Binding("space", "mark", "Mark", tooltip="Mark or unmark the fault under the cursor", id="mark"),
         Binding("a", "all", "All/none", tooltip="Mark all candidates in the list, or none", id="mark-all"),
@@ -31,7 +33,7 @@ class CandidatesScreen(BaseScreen):
         Binding(
             "t", "strength", "Strength", tooltip="Change how strong the fault is injected", id="strength"
         ),
-        Binding("e", "seeds", "Seeds", tooltip="Change the number of seeds", id="seeds"),
+        Binding("k", "seeds", "Seeds", tooltip="Change the number of seeds", id="seeds"),
         Binding("b", "budget", "Budget", tooltip="Change the time that replays may take", id="budget"),
         Binding("r", "start", "Run", tooltip="Build the proxy and replay the marked faults", id="start"),
         Binding("escape", "back", "Back", key_display="esc", tooltip="Back to the symptoms", id="back"),
@@ -51,30 +53,33 @@ class CandidatesScreen(BaseScreen):
     def compose(self) -> ComposeResult:
         """Lay out the screen."""
         yield Crumbs(2)
-        yield DataTable(id="faults", cursor_type="row", classes="panel")
+        yield RowTable(
+            {
+                "mark": "",
+                "fault": "fault",
+                "category": "category",
+                "strength": "strength",
+                "cost": "cost",
+                "metric": "told apart by",
+                "why": "why",
+            },
+            {"why": 20, "metric": 13, "category": 8, "fault": 12},
+            {"why", "cost"},
+            id="faults",
+            classes="panel",
+        )
         yield Message(id="detail", classes="panel")
         yield Static(id="cost", markup=False)
         yield KeyBar()
 
     def on_mount(self) -> None:
         """Fill the table."""
-        table: DataTable[Text] = self.query_one(DataTable)
-        for key, label in (
-            ("mark", ""),
-            ("fault", "fault"),
-            ("category", "category"),
-            ("strength", "strength"),
-            ("cost", "cost"),
-            ("metric", "told apart by"),
-            ("why", "why"),
-        ):
-            table.add_column(label, key=key)
         self._fill()
         if not self._plan.choices:
             self.query_one(Message).say(
                 "No fault in the library has this symptom.", "warn", "Go back and pick another symptom."
             )
-        table.focus()
+        self.query_one(RowTable).focus()
 
     @property
     def _listed(self) -> list[Choice]:
@@ -91,47 +96,47 @@ class CandidatesScreen(BaseScreen):
 
     def _fill(self) -> None:
         """List the candidates anew."""
-        table: DataTable[Text] = self.query_one(DataTable)
-        table.clear()
-        for choice in self._listed:
-            table.add_row(*self._cells(choice), key=choice.fault)
+        table = self.query_one(RowTable)
         symptom = SYMPTOM_BY_ID.get(self._plan.symptom)
         title = symptom.title if symptom else "every fault"
         shown = f" (only “{literal(self._filter, 20)}”)" if self._filter else ""
-        table.border_title = Text(literal(f"{self._plan.name}: {title}", 74) + shown)
+        table.border_subtitle = Text(
+            "[x] will be replayed  ✘ cannot be" + ("  + the nearest get more runs" if self._plan.race else "")
+        )
+        table.border_title = Text(literal(f"{self._plan.name}: {title}", 160) + shown)
         self._count()
 
-    def _cells(self, choice: Choice) -> tuple[Text, ...]:
+    def _cells(self, choice: Choice) -> dict[str, Text]:
         mark = "✘" if choice.refused else "[x]" if choice.fault in self._marked else "[ ]"
-        why = f"cannot be replayed: {choice.refused}" if choice.refused else choice.why
+        why = f"cannot be replayed: {choice.refused}" if choice.refused else choice.why or choice.mechanism
         changed = choice.fault in self._strengths
-        return (
-            Text(mark, "bold"),
-            Text(literal(choice.fault, 32)),
-            Text(literal(choice.category, 14)),
-            Text(f"× {number(self._strength(choice))}", "bold" if changed else ""),
-            Text(f"{self._seeds} run{'s' if self._seeds > 1 else ''}"),
-            Text(metric_title(choice.metric) if choice.metric else "–"),
-            Text(literal(why, 160)),
-        )
+        runs = 1 if self._plan.race else self._seeds
+        cost = "–" if choice.refused else f"{runs} run{'s' if runs > 1 else ''}"
+        return {
+            "mark": Text(mark, "bold"),
+            "fault": Text(literal(choice.fault, 40)),
+            "category": Text(literal(choice.category, 14)),
+            "strength": Text(f"× {number(self._strength(choice))}", "bold" if changed else ""),
+            "cost": Text(f"{cost}+" if self._plan.race and not choice.refused else cost),
+            "metric": Text(metric_title(choice.metric) if choice.metric else "–"),
+            "why": Text(literal(why, 160)),
+        }
 
     def _count(self) -> None:
         """Bring marks up to date, and say what the choice will cost."""
-        table: DataTable[Text] = self.query_one(DataTable)
-        for choice in self._listed:
-            for column, cell in zip(table.columns, self._cells(choice), strict=True):
-                table.update_cell(choice.fault, column, cell)
-        marked, seeds = len(self._marked), self._seeds
-        runs = seeds * (marked + 1)
-        limit = f", at most {seconds(self._budget_s)}" if self._budget_s else ", no time limit"
-        text = (
-            f"{marked} of {len(self._plan.choices)} marked: {runs} runs of {self._plan.steps} steps, "
-            f"{seeds} of them healthy{limit}"
-        )
+        self.query_one(RowTable).put({choice.fault: self._cells(choice) for choice in self._listed})
+        marked, seeds, steps = len(self._marked), self._seeds, self._plan.steps
+        limit = f"at most {seconds(self._budget_s)}" if self._budget_s else "no time limit"
+        if self._plan.race:
+            # Those that fall behind stop after one replay: how many there will be in all is not known.
+            text = f"{marked + seeds}+ runs of {steps} steps, {limit}"
+        else:
+            text = f"{seeds * (marked + 1)} runs of {steps} steps, {seeds} of them healthy, {limit}"
+        text = f"{marked} of {len(self._plan.choices)} marked: {text}"
         self.query_one("#cost", Static).update(text if marked else "Mark at least one fault (space).")
 
     def _current(self) -> Choice | None:
-        row, listed = self.query_one(DataTable).cursor_row, self._listed
+        row, listed = self.query_one(RowTable).cursor_row, self._listed
         return listed[row] if row < len(listed) else None
 
     def on_data_table_row_highlighted(self, _: DataTable.RowHighlighted) -> None:
@@ -140,7 +145,13 @@ class CandidatesScreen(BaseScreen):
         if choice is not None:
             refused = f"Cannot be replayed: {choice.refused}" if choice.refused else ""
             apart = f"Told apart by: {metric_title(choice.metric)}" if choice.metric else ""
-            self.query_one(Message).say(choice.title, "head", refused, apart, choice.why)
+            # What a narrow terminal has no room for is in the card.
+            more = (
+                choice.mechanism
+                if self.app.size.width >= WIDE
+                else "i shows what it is, its look-alikes and the fix."
+            )
+            self.query_one(Message).say(choice.title, "head", refused, apart, choice.why, more)
 
     def on_data_table_row_selected(self, _: DataTable.RowSelected) -> None:
         """Enter marks too."""
@@ -200,7 +211,7 @@ class CandidatesScreen(BaseScreen):
                 f"Strength of {choice.fault}",
                 number(self._strength(choice)),
                 f"a multiple of the default ({means}), above 0",
-                lambda value: _number_between(value, 0.0, MAX_STRENGTH),
+                lambda value: number_between(value, 0.0, MAX_STRENGTH),
             ),
             lambda value: self._strengthened(choice, value),
         )
@@ -230,7 +241,7 @@ class CandidatesScreen(BaseScreen):
                 "Seconds that the replays may take",
                 number(self._budget_s),
                 "0: no limit; what does not fit is listed as not tried",
-                lambda value: "" if value == "0" else _number_between(value, 0.0, 1e7),
+                lambda value: "" if value == "0" else number_between(value, 0.0, 1e7),
             ),
             self._budgeted,
         )
@@ -275,15 +286,6 @@ class CandidatesScreen(BaseScreen):
     def _launched(self, launched: Launched) -> None:
         self._starting = False
         self.diagnose.show_run(launched)
-
-
-def _number_between(value: str, low: float, high: float) -> str:
-    """Say what is wrong with a text that should be a number above `low` and up to `high`."""
-    try:
-        fits = low < float(value) <= high
-    except ValueError:
-        fits = False
-    return "" if fits else f"a number above {number(low)} and up to {number(high)} is wanted, not {value!r}"
 
 
 def _seeds_problem(value: str) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from rich.console import RenderableType
 from rich.table import Table
@@ -30,10 +30,15 @@ class HelpScreen(ModalScreen[None]):
 
     BINDINGS = [_CLOSE]  # noqa: RUF012
 
-    def __init__(self, rows: list[tuple[str, str, str]]) -> None:
-        """Make the window; `rows` are (key, what it does, more about it)."""
+    def __init__(self, rows: list[tuple[str, str, str]], signs: Mapping[str, str] | None = None) -> None:
+        """Make the window.
+
+        Args:
+            rows: (key, what it does, more about it).
+            signs: Signs on the screen → what they mean.
+        """
         super().__init__()
-        self._rows = rows
+        self._rows, self._signs = rows, signs or {}
 
     def compose(self) -> ComposeResult:
         """Lay out the keys as a table."""
@@ -49,6 +54,12 @@ class HelpScreen(ModalScreen[None]):
         with VerticalScroll(classes="dialog") as box:
             box.border_title = "Keys"
             yield Static(table)
+            if self._signs:
+                signs = Table.grid(padding=(0, 2, 0, 0))
+                for sign, meaning in self._signs.items():
+                    signs.add_row(Text(sign, "bold"), Text(meaning))
+                yield Static(Text("\nSigns", "bold"))
+                yield Static(signs)
             yield Static(extra)
         yield KeyBar()
 
@@ -165,8 +176,89 @@ class AskScreen(ModalScreen[str | None]):
             self.dismiss(value)
 
 
+class FilterScreen(ModalScreen[str | None]):
+    """One of a long list: typing leaves the entries that have every word, enter picks the one under the cursor."""
+
+    BINDINGS = [  # noqa: RUF012
+        Binding("escape", "dismiss", "Close", key_display="esc", tooltip="Back to the screen", id="close"),
+        Binding("down", "move(1)", "Down", tooltip="Next entry", show=False, id="pick-down"),
+        Binding("up", "move(-1)", "Up", tooltip="Last entry", show=False, id="pick-up"),
+        Binding("pagedown", "move(10)", "Down", tooltip="Ten further", show=False, id="pick-page-down"),
+        Binding("pageup", "move(-10)", "Up", tooltip="Ten back", show=False, id="pick-page-up"),
+    ]
+
+    def __init__(self, title: str, entries: Mapping[str, str], current: str = "") -> None:
+        """Make the window.
+
+        Args:
+            title: What is picked.
+            entries: Value → what is shown, literally.
+            current: The value that the cursor starts on.
+        """
+        super().__init__()
+        self._title, self._entries, self._current = title, dict(entries), current
+        self._listed: list[str] = []
+
+    def compose(self) -> ComposeResult:
+        """Lay out field and list."""
+        with Vertical(classes="dialog") as box:
+            box.border_title = self._title
+            box.border_subtitle = "type to search, ↑ ↓ choose, enter takes it"
+            yield Input(placeholder="words of a name or its title", id="search", compact=True)
+            picks = OptionList(id="picks")
+            picks.can_focus = False  # the field keeps the focus, and hands the arrows on
+            yield picks
+        yield KeyBar()
+
+    def on_mount(self) -> None:
+        """List all."""
+        self.query_one("#search").focus()
+        self._list("")
+
+    def on_input_changed(self, event: Input.Changed) -> None:
+        """Leave what has every word."""
+        event.stop()
+        self._list(event.value)
+
+    def _list(self, typed: str) -> None:
+        words = typed.lower().split()
+        self._listed = [
+            value
+            for value, text in self._entries.items()
+            if all(word in f"{value} {text}".lower() for word in words)
+        ]
+        picks = self.query_one("#picks", OptionList)
+        picks.clear_options()
+        nothing = Option(Text(f"nothing has {literal(typed, 40)!r}", "dim"), disabled=True)
+        options = [Option(Text(self._entries[value])) for value in self._listed]
+        picks.add_options(options or [nothing])
+        if self._listed:
+            current = self._current if self._current in self._listed else self._listed[0]
+            picks.highlighted = self._listed.index(current)
+            picks.call_after_refresh(picks.scroll_to_highlight)
+
+    def action_move(self, by: int) -> None:
+        """Move the cursor, as far as there are entries."""
+        picks = self.query_one("#picks", OptionList)
+        if self._listed:
+            picks.highlighted = min(max((picks.highlighted or 0) + by, 0), len(self._listed) - 1)
+
+    def on_input_submitted(self, event: Input.Submitted) -> None:
+        """Take the entry under the cursor."""
+        event.stop()
+        at = self.query_one("#picks", OptionList).highlighted
+        if self._listed and at is not None:
+            self.dismiss(self._listed[at])
+
+    def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:
+        """Take the entry that was clicked."""
+        event.stop()
+        if self._listed:
+            self.dismiss(self._listed[event.option_index])
+
+
 class PickScreen(ModalScreen[str | None]):
-    """One of a list; enter or the entry's first letter picks it."""
+    """One of a short list; enter or the entry's first letter picks it."""
 
     BINDINGS = [_CLOSE]  # noqa: RUF012
 
@@ -254,3 +346,12 @@ def card_view(card: FaultCard) -> Table:
         for index, text in enumerate(lines):
             table.add_row(Text(name if index == 0 else ""), Text(literal(text)))
     return table
+
+
+def number_between(value: str, low: float, high: float) -> str:
+    """Say what is wrong with a text that should be a number above `low` and up to `high`, "" for nothing."""
+    try:
+        fits = low < float(value) <= high
+    except ValueError:
+        fits = False
+    return "" if fits else f"a number above {number(low)} and up to {number(high)} is wanted, not {value!r}"

@@ -20,6 +20,7 @@ from diagnose.tui.keybar import KeyBar
 from diagnose.tui.plan import Incident, Launched, PastRun, Plan, PlaybookEntry
 from diagnose.tui.screens.base import BaseScreen
 from diagnose.tui.widgets import Crumbs, Message
+from taxonomy.symptoms import SYMPTOM_BY_ID
 
 PLAYBOOK_SUFFIXES = (".yaml", ".yml")
 
@@ -65,6 +66,14 @@ class HomeScreen(BaseScreen):
             "o", "open_path", "Open", tooltip="Type the path of a log, playbook or run folder", id="open"
         ),
         Binding("v", "paste", "Paste", tooltip="Paste a piece of a log", id="paste"),
+        Binding(
+            "escape",
+            "list",
+            "List",
+            key_display="esc",
+            tooltip="From the path field back to the list",
+            id="list",
+        ),
         Binding("f5", "reload", "Reload", tooltip="Look for playbooks, logs and runs again", id="reload"),
     ]
 
@@ -106,6 +115,14 @@ class HomeScreen(BaseScreen):
         """Go to the path field."""
         self.query_one("#path").focus()
 
+    def action_list(self) -> None:
+        """Go to the list."""
+        self.query_one("#sources").focus()
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        """Offer the way back to the list only from the path field."""
+        return action != "list" or bool(self.query("#path:focus"))
+
     def action_paste(self) -> None:
         """Take a piece of a log from the clipboard."""
         from diagnose.tui.screens.incident import PasteScreen
@@ -115,7 +132,7 @@ class HomeScreen(BaseScreen):
     def _pasted(self, text: str | None) -> None:
         if text:
             backend = self.diagnose.backend
-            self.ask("paste", lambda: backend.keep_pasted(text), self.ask_incident, self.say_error)
+            self.ask("paste", lambda: backend.keep_pasted(text), self.ask_incident, self._unread)
 
     def _load(self) -> None:
         backend = self.diagnose.backend
@@ -134,7 +151,15 @@ class HomeScreen(BaseScreen):
         sources.clear_options()
         sources.add_option(Option(Text("Playbooks", "bold"), disabled=True))
         for index, entry in enumerate(found.playbooks):
-            sources.add_option(Option(_entry(entry.name, entry.symptom), id=f"playbook-{index}"))
+            symptom = SYMPTOM_BY_ID.get(entry.symptom)
+            note = (
+                symptom.title
+                if symptom
+                else "the log says which"
+                if entry.symptom == "auto"
+                else entry.symptom
+            )
+            sources.add_option(Option(_entry(entry.name, note), id=f"playbook-{index}"))
         if found.logs:
             sources.add_option(Option(Text("Logs opened lately", "bold"), disabled=True))
         for index, log in enumerate(found.logs):
@@ -187,13 +212,19 @@ class HomeScreen(BaseScreen):
             "plan",
             lambda: backend.plan(path if incident is None else backend.playbook_for(incident)),
             self._show,
-            self.say_error,
+            self._unread,
         )
+
+    def _unread(self, error: Exception) -> None:
+        """Show why something cannot be opened, with the keys working again: the path stays as it was typed."""
+        self.say_error(error)
+        self.query_one("#sources").focus()
 
     def _show(self, plan: Plan) -> None:
         from diagnose.tui.screens.symptom import SymptomScreen
 
         self._welcome()
+        self.query_one("#sources").focus()
         self.app.push_screen(SymptomScreen(plan))
 
     def _welcome(self) -> None:
@@ -205,4 +236,4 @@ class HomeScreen(BaseScreen):
 
 
 def _entry(name: str, note: str) -> Text:
-    return Text.assemble(f" {literal(name, 60)}", (f"  {literal(note, 60)}", "dim"))
+    return Text.assemble(f" {literal(name, 60)}", (f"  {literal(note, 80)}", "dim"))

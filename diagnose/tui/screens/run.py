@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass
+from functools import partial
 
 from rich.text import Text
 from textual import work
@@ -18,7 +19,7 @@ from diagnose.curves import Curves
 from diagnose.report import reports
 from diagnose.report.junit import to_junit
 from diagnose.report.proxy import proxy_view
-from diagnose.report.text import literal, number
+from diagnose.report.text import literal, number, seconds
 from diagnose.report.words import best, metric_title, replay_name
 from diagnose.scoring import MANIFEST
 from diagnose.store import read_json, write_text
@@ -27,21 +28,45 @@ from diagnose.tui.follow import Follower
 from diagnose.tui.keybar import KeyBar
 from diagnose.tui.logtail import literal_lines, log_files, tail_text
 from diagnose.tui.model import RunRow, Snapshot
-from diagnose.tui.plan import Launched
+from diagnose.tui.plan import Cost, Launched
 from diagnose.tui.screens.base import BaseScreen
-from diagnose.tui.screens.dialogs import ConfirmScreen, PickScreen, TextScreen
+from diagnose.tui.screens.dialogs import (
+    AskScreen,
+    ConfirmScreen,
+    FilterScreen,
+    PickScreen,
+    TextScreen,
+    number_between,
+)
 from diagnose.tui.screens.verdict import VerdictPane
+from diagnose.tui.table import RowTable
 from diagnose.tui.widgets import Crumbs, Message
 from taxonomy.metrics import METRIC_BY_NAME
 from taxonomy.symptoms import SYMPTOM_BY_ID
 
 _PANES = Binding.Group("Panes", compact=True)
+MORE_S = "120"
+"""Seconds that a spent budget is raised by, unless somebody types another number."""
+WISHES = {
+    "probe": ("Look for an experiment that tells the look-alikes apart?", "To tell them apart"),
+    "try_fix": ("Try the remedies of the first candidate on the proxy?", "Would it help?"),
+}
+"""What can be tried beside the verdict: the question, and where the answer will stand."""
 
 
 class RunScreen(BaseScreen):
     """Replays, chart and verdict of one run folder; three panes side by side, one at a time on a narrow terminal."""
 
     PANES = ("runs", "chart", "verdict")
+    SIGNS = {  # noqa: RUF012
+        "· ▶ ✔ ✘ –": "queued, under way, done, failed, left out (the budget was spent)",
+        "○ ●": "original, healthy and faulty",
+        "□ ■": "proxy, healthy and faulty",
+        "│": "between the two lines the incident began",
+        "✔ ≈ ~ ✘": "reproduced; so do others; only partly; not reproduced",
+        "? ! ○": "inconclusive; not injected; no fault",
+        "▲ ▼ =": "above, below and within what healthy runs show",
+    }
     BINDINGS = [  # noqa: RUF012
         Binding("1", "pane('runs')", "Runs", tooltip="Show the replays", id="pane-runs", group=_PANES),
         Binding("2", "pane('chart')", "Chart", tooltip="Show the curves", id="pane-chart", group=_PANES),
@@ -74,18 +99,27 @@ class RunScreen(BaseScreen):
             "f",
             "wish('try_fix')",
             "Try fix",
-            tooltip="Try the remedies of the first candidate on the proxy",
+            tooltip="Try the remedies of the first candidate on the proxy; says first what that costs",
             id="fix",
         ),
         Binding(
-            "b",
+            "d",
             "wish('probe')",
-            "Probe",
-            tooltip="Find the cheapest experiment that splits the candidates that look alike",
+            "Distinguish",
+            tooltip="Find the cheapest experiment that tells the look-alikes apart; says first what that costs",
             id="probe",
         ),
+        Binding(
+            "b",
+            "more_time",
+            "Budget",
+            tooltip="Go on with a run that has spent its budget: give it more seconds",
+            id="budget",
+        ),
         Binding("z", "pause", "Pause", tooltip="Let no further replay start, or go on", id="pause"),
-        Binding("r", "retry", "Retry", tooltip="Do the failed replay under the cursor again", id="retry"),
+        Binding(
+            "r", "retry", "Run again", tooltip="Run the failed replay under the cursor again", id="retry"
+        ),
         Binding("s", "stop", "Stop", tooltip="Stop the run; what is done is kept", id="stop"),
         Binding("u", "resume", "Resume", tooltip="Do what is missing, and score", id="resume"),
         Binding("escape", "leave", "Leave", key_display="esc", tooltip="Leave; the run goes on", id="leave"),
@@ -118,8 +152,11 @@ class RunScreen(BaseScreen):
         with Container(id="panes"):
             with Vertical(id="runs", classes="panel pane -active") as box:
                 box.border_title = "1 Runs"
-                table: DataTable[Text] = DataTable(id="rows", cursor_type="row")
-                yield table
+                yield RowTable(
+                    {"run": "replay", "seed": "seed", "state": "state", "witness": "injection"},
+                    {"run": 12, "state": 16},
+                    id="rows",
+                )
                 yield Static(id="row-detail", markup=False)
             with Vertical(id="chart", classes="panel pane") as box:
                 box.border_title = "2 Chart"
@@ -129,10 +166,7 @@ class RunScreen(BaseScreen):
 
     def on_mount(self) -> None:
         """Set up the table and start following the folder."""
-        table: DataTable[Text] = self.query_one("#rows", DataTable)
-        for key, label in (("run", "replay"), ("seed", "seed"), ("state", "state"), ("witness", "injection")):
-            table.add_column(label, key=key)
-        table.focus()
+        self.query_one("#rows").focus()
         self._follow()
 
     def on_unmount(self) -> None:
@@ -159,18 +193,27 @@ class RunScreen(BaseScreen):
         self._show_rows()
         self._show_chart()
         pane = self.query_one(VerdictPane)
-        done = snapshot.result is not None and (view.end == "completed" or bool(view.verdict))
-        pane.show(snapshot.result if done else None, self._waiting())
-        if done and not self._verdict_seen:
+        # A verdict that is there stays in view while a runner adds to it.
+        pane.show(snapshot.result, self._waiting())
+        # A runner that has just begun has not said so yet: only one that is gone has come to its end.
+        ended = view.end == "completed" and not snapshot.alive
+        if snapshot.result is not None and ended and not self._verdict_seen:
             self._verdict_seen = True
             self.action_pane("verdict")
         self.refresh_bindings()
 
     def _waiting(self) -> str:
+        """Return why there is no verdict yet, or what may still change the one that there is; "" for its end."""
         view = self._snapshot.view
+        if self._snapshot.result is not None:
+            if self._snapshot.alive:
+                return "The verdict so far: a runner is at work again and will bring it up to date."
+            if view.end in ("failed", "interrupted"):
+                return f"The verdict of before: the run was {view.end} since, and may still change it."
+            return ""
         if view.end in ("failed", "interrupted"):
             return f"There is no verdict: the run was {view.end}. {view.status_line(self._snapshot.alive)}"
-        return f"No verdict yet: {view.finished} of {len(view.rows)} replays are done."
+        return f"No verdict yet: {view.count_line()} so far."
 
     def _show_status(self) -> None:
         snapshot, status = self._snapshot, self.query_one("#status", Message)
@@ -179,35 +222,28 @@ class RunScreen(BaseScreen):
             status.say(snapshot.problem, "fail")
         else:
             style = "fail" if view.end == "failed" else "warn" if view.end == "interrupted" else ""
-            style = style or ("warn" if not view.end and not snapshot.alive else "head" if view.end else "")
+            spent = view.end == "completed" and view.left_out
+            style = style or (
+                "warn" if spent or (not view.end and not snapshot.alive) else "head" if view.end else ""
+            )
             status.say(view.status_line(snapshot.alive), style, "" if view.end else view.now)
 
     def _show_rows(self) -> None:
-        """Bring the table up to date cell by cell, so that the cursor stays where it is."""
-        table: DataTable[Text] = self.query_one("#rows", DataTable)
-        rows = {row.run: row for row in self._snapshot.view.rows}
-        if [key.value for key in table.rows] != list(rows):
-            cursor = table.cursor_row
-            table.clear()
-            for row in rows.values():
-                table.add_row(*self._cells(row), key=row.run)
-            table.move_cursor(row=min(cursor, max(len(rows) - 1, 0)))
-        else:
-            for row in rows.values():
-                for column, cell in zip(table.columns, self._cells(row), strict=True):
-                    if table.get_cell(row.run, column) != cell:
-                        table.update_cell(row.run, column, cell, update_width=True)
+        """Bring the table up to date."""
+        rows = self._snapshot.view.rows
+        self.query_one("#rows", RowTable).put({row.run: self._cells(row) for row in rows})
         self._show_row_detail()
 
-    def _cells(self, row: RunRow) -> tuple[Text, ...]:
+    def _cells(self, row: RunRow) -> dict[str, Text]:
         state = row.state
         style = {"failed": "bold red", "done": "green", "started": "bold"}.get(row.status, "")
-        return (
-            Text(literal(row.name, 34)),
-            Text(str(row.seed), justify="right"),
-            Text(state if len(state) <= 32 else state[:31] + "…", style),
-            Text(self._witness(row)),
-        )
+        name = f"{row.extra}: {row.name}" if row.extra else row.name
+        return {
+            "run": Text(literal(name, 60)),
+            "seed": Text(str(row.seed), justify="right"),
+            "state": Text(state if len(state) <= 32 else state[:31] + "…", style),
+            "witness": Text(self._witness(row)),
+        }
 
     def _witness(self, row: RunRow) -> str:
         """Say whether the injection was proved, by the card's own rule where there is a card."""
@@ -306,11 +342,11 @@ class RunScreen(BaseScreen):
             self._pick_metric(metrics[(metrics.index(self._metric) + step) % len(metrics)])
 
     def action_metric(self) -> None:
-        """Pick a metric from a list."""
+        """Search for a metric."""
         entries = {name: f"{metric_title(name)}  {literal(name, 60)}" for name in self._metrics()}
         if entries:
             self.app.push_screen(
-                PickScreen("Metric of the chart", entries, self._metric), self._metric_chosen
+                FilterScreen("Metric of the chart", entries, self._metric), self._metric_chosen
             )
         else:
             self.notify("There are no curves yet.", markup=False)
@@ -393,6 +429,8 @@ class RunScreen(BaseScreen):
             return snapshot.alive
         if action == "wish":
             return self._can_wish(str(parameters[0]))
+        if action == "more_time":
+            return not snapshot.alive and snapshot.view.end == "completed" and snapshot.view.left_out > 0
         if action == "retry":
             row = self._row()
             return not snapshot.alive and row is not None and row.status == "failed"
@@ -420,8 +458,41 @@ class RunScreen(BaseScreen):
         return bool(first.rivals) if wish == "probe" else card is not None and bool(card.remedies)
 
     def action_wish(self, wish: str) -> None:
-        """Start a runner for what is wanted beside the verdict; what it finds is in the verdict then."""
+        """Say what it costs to have something tried beside the verdict, and ask."""
+        backend, folder = self.diagnose.backend, self._launched.folder
+        self.ask("cost", lambda: backend.cost(folder, wish), lambda cost: self._wish_costed(wish, cost))
+
+    def _wish_costed(self, wish: str, cost: Cost) -> None:
+        what, section = WISHES[wish]
+        if not cost.what:
+            self.notify(f"There is nothing to do for: {what.lower()}", severity="warning", markup=False)
+        elif not cost.runs:
+            self.notify(f"That was done: see “{section}” in the verdict.", markup=False)
+        else:
+            took = "" if cost.seconds is None else f", about {seconds(cost.seconds)}"
+            details = (
+                *(f"• {line}" for line in cost.what),
+                f"Cost: {cost.runs} runs, {cost.steps:,} steps in all{took}.",
+                f"The verdict stays; what comes out is added to it, under “{section}”.",
+            )
+            self.app.push_screen(ConfirmScreen(what, details), lambda yes: self._wish(wish) if yes else None)
+
+    def _wish(self, wish: str) -> None:
+        """Start a runner for what is wanted; what it finds is in the verdict then."""
         self.ask("stop", lambda: self.diagnose.backend.wish(self._launched.folder, wish), self._resumed)
+
+    def action_more_time(self) -> None:
+        """Ask how much more time the replays may have."""
+        hint = f"{self._snapshot.view.left_out} replays were left out; what is done is kept"
+        check = partial(number_between, low=0.0, high=1e7)
+        self.app.push_screen(
+            AskScreen("Go on for so many more seconds", MORE_S, hint, check), self._more_time
+        )
+
+    def _more_time(self, value: str | None) -> None:
+        if value is not None:
+            backend, folder = self.diagnose.backend, self._launched.folder
+            self.ask("stop", lambda: backend.add_time(folder, float(value)), self._resumed)
 
     def action_retry(self) -> None:
         """Do a failed replay again."""
@@ -433,9 +504,7 @@ class RunScreen(BaseScreen):
     def action_stop(self) -> None:
         """Stop the run, after a yes."""
         view = self._snapshot.view
-        details = (
-            f"{view.finished} of {len(view.rows)} replays are done and will be kept; u resumes the rest.",
-        )
+        details = (f"{view.count_line()} are done and will be kept; u resumes the rest.",)
         self.app.push_screen(ConfirmScreen("Stop the run?", details), self._stop_answered)
 
     def _stop_answered(self, yes: bool | None) -> None:

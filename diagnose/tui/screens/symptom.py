@@ -10,7 +10,7 @@ from textual.widgets import Static, Tree
 from textual.widgets.tree import TreeNode
 
 from diagnose.report.text import literal
-from diagnose.report.words import onset_word
+from diagnose.report.words import metric_title, onset_word
 from diagnose.tui.keybar import KeyBar
 from diagnose.tui.plan import Plan
 from diagnose.tui.screens.base import BaseScreen
@@ -18,6 +18,7 @@ from diagnose.tui.screens.candidates import CandidatesScreen
 from diagnose.tui.widgets import Crumbs, Message
 from taxonomy.categories import CATEGORIES, Category
 from taxonomy.metrics import METRIC_BY_NAME
+from taxonomy.observations import QUANTITY
 from taxonomy.symptoms import SYMPTOM_BY_ID, SYMPTOMS, Symptom
 
 _PANES = Binding.Group("Panes", compact=True)
@@ -27,6 +28,13 @@ class SymptomScreen(BaseScreen):
     """The four categories as a tree, the curve of the symptom under the cursor, and what is known besides."""
 
     PANES = ("tree", "curve", "context")
+    SIGNS = {  # noqa: RUF012
+        "●": "the symptom in force",
+        "◆": "the log shows it too",
+        "◇": "the log shows something akin to it, in another metric",
+        "○ ●": "on the curve: original, healthy and faulty",
+        "│": "on the curve: between the two lines it began",
+    }
     BINDINGS = [  # noqa: RUF012
         Binding("1", "pane('tree')", "Symptoms", tooltip="Show the symptoms", id="pane-tree", group=_PANES),
         Binding("2", "pane('curve')", "Curve", tooltip="Show the curve", id="pane-curve", group=_PANES),
@@ -61,7 +69,8 @@ class SymptomScreen(BaseScreen):
         yield Crumbs(1)
         with Container(id="panes", classes="symptom-panes"):
             with Vertical(id="tree", classes="panel pane -active") as box:
-                box.border_title = "1 What is wrong"
+                box.border_title = "1 What is wrong, and since which step"
+                box.border_subtitle = "● in force  ◆ in the log too  ◇ akin to it"
                 yield Tree("symptoms", id="symptoms")
             with Vertical(id="curve", classes="panel pane") as box:
                 box.border_title = "2 Curve"
@@ -88,14 +97,28 @@ class SymptomScreen(BaseScreen):
         )  # a tree has lines, and so a cursor, once it is laid out
 
     def _label(self, symptom: Symptom) -> Text:
-        """Return a leaf: ● for the symptom in force, ◆ for others that the log shows, with onset."""
+        """Return a leaf: a sign (see `SIGNS`), the onset where the log shows one, and the symptom."""
         seen = self._plan.seen.get(symptom.id)
         marked = symptom.id == self._plan.symptom
-        sign = "● " if marked else "◆ " if seen else ""
-        onset = f"  from step {onset_word(seen.onset)}" if seen and seen.onset else ""
+        sign = "● " if marked else "" if seen is None else "◇ " if self._akin(symptom) else "◆ "
+        # In front, because what is too long for the pane is cut off at its end.
+        onset = f"{onset_word(seen.onset)}: " if seen and seen.onset else ""
         return Text.assemble(
-            (sign, "bold"), (symptom.title, "bold" if marked or seen else ""), (onset, "dim")
+            (sign, "bold"), (onset, "dim"), (symptom.title, "bold" if marked or seen else "")
         )
+
+    def _akin(self, symptom: Symptom) -> bool:
+        """Whether the log shows a symptom only in a metric of another quantity than the one it is named after."""
+        seen = self._plan.seen.get(symptom.id)
+        if seen is None or not seen.metric:
+            return False
+        shown, named = (QUANTITY.get(name, (name, 1))[0] for name in (seen.metric, symptom.metric))
+        return shown != named
+
+    def _metric(self, symptom: Symptom) -> str:
+        """Return the metric that shows a symptom in this log, else the one that it is named after."""
+        seen = self._plan.seen.get(symptom.id)
+        return seen.metric if seen is not None and seen.metric else symptom.metric
 
     def _take(self, plan: Plan) -> None:
         """Show a plan: its symptom in the tree, what is known besides."""
@@ -172,10 +195,14 @@ class SymptomScreen(BaseScreen):
         seen = plan.seen.get(symptom.id)
         if seen:
             onset = f", from step {onset_word(seen.onset)}" if seen.onset else ""
-            shows = f"The log shows it: {seen.evidence}{onset}."
+            what = "something akin" if self._akin(symptom) else "it"
+            shows = f"The log shows {what}: {metric_title(self._metric(symptom))} {seen.evidence}{onset}."
         else:
             shows = f"Seen best in {metric.title} ({metric.name}), {way}."
-            shows += "" if symptom.id == plan.symptom or not plan.seen else " The log does not show it."
+            if symptom.id == plan.symptom:
+                shows += " The playbook names it; triage of the log does not find it."
+            elif plan.seen:
+                shows += " The log does not show it."
         disagree = "enter takes it instead of the one marked ●, if you disagree."
         hint = "enter goes on with it; 3 shows the setting." if symptom.id == plan.symptom else disagree
         self.query_one(Message).say(f"{symptom.title}.", "head", shows, hint)
@@ -189,11 +216,9 @@ class SymptomScreen(BaseScreen):
             return
         self._shown = symptom_id
         seen = self._plan.seen.get(symptom_id)
-        self.query_one(OverlayChart).show(
-            self._plan.evidence, None, symptom.metric, seen.onset if seen else None
-        )
-        title = METRIC_BY_NAME[symptom.metric].title
-        self.query_one("#curve").border_title = Text(f"2 Curve: {title}")
+        metric = self._metric(symptom)
+        self.query_one(OverlayChart).show(self._plan.evidence, None, metric, seen.onset if seen else None)
+        self.query_one("#curve").border_title = Text(f"2 Curve: {metric_title(metric)}")
 
 
 def context_view(plan: Plan) -> Text:
@@ -201,6 +226,7 @@ def context_view(plan: Plan) -> Text:
     text = Text()
     sections = (
         ("Do this now", plan.advice),
+        ("Cheapest check, for the likeliest cause so far", (plan.look,) if plan.look else ()),
         ("Ruled out", tuple(f"{title}: {why}" for title, why in plan.ruled_out)),
         ("Setting", plan.facts),
     )

@@ -15,9 +15,10 @@ from diagnose.report.terminal import headline_view, metrics_view, reasons_view, 
 from diagnose.report.text import literal, number, percent
 from diagnose.report.words import best, replay_name, witness_word
 from diagnose.result import Result
+from diagnose.tui.table import RowTable
 
 
-class Ranking(DataTable[Text]):
+class Ranking(RowTable):
     """The ranking; paging scrolls the pane that it is in, which is longer than the table."""
 
     BINDINGS = [  # noqa: RUF012
@@ -54,8 +55,10 @@ class VerdictPane(VerticalScroll, can_focus=True):
 
     def compose(self) -> ComposeResult:
         """Lay out the parts."""
+        yield Static(id="standing", markup=False)
         yield Static(id="headline")
-        table = Ranking(id="ranking", cursor_type="row")
+        labels = ("#", "fault", "verdict", "distance", "agrees", "proof")
+        table = Ranking({label: label for label in labels}, {"fault": 20}, id="ranking")
         table.display = False
         yield table
         yield Static(id="reasons")  # before the numbers: here one reads from the top
@@ -63,36 +66,42 @@ class VerdictPane(VerticalScroll, can_focus=True):
         yield Static(id="metrics")
         yield Static(id="note", markup=False)
 
-    def on_mount(self) -> None:
-        """Set up the ranking."""
-        table = self.query_one(Ranking)
-        for label in ("#", "fault", "verdict", "distance", "agrees", "proof"):
-            table.add_column(label)
-
     def show(self, result: Result | None, waiting: str) -> None:
-        """Show a result, or why there is none yet."""
+        """Show a result, or why there is none yet.
+
+        Args:
+            result: The result.
+            waiting: Without a result: why. With one: what may still change it, "" for nothing.
+        """
+        standing = self.query_one("#standing", Static)
+        standing.display = result is not None and bool(waiting)
+        standing.update(Text(literal(waiting), "bold"))
         if result is None:
             self.query_one("#headline", Static).update(Text(literal(waiting)))
         if result is self._result:
             return
         self._result = result
         table = self.query_one(Ranking)
-        table.clear()
         table.display = result is not None and bool(result.score.ranking)
         for name in ("#metrics-title", "#metrics", "#reasons"):
             self.query_one(name, Static).update("")
         if result is None:
+            table.put({})
             return
         self.query_one("#headline", Static).update(headline_view(result))
-        for rank, candidate in enumerate(result.score.ranking, 1):
-            table.add_row(
-                Text(str(rank)),
-                Text(literal(replay_name(candidate.fault, candidate.severity), 34)),
-                verdict_text(candidate.verdict),
-                Text(number(candidate.distance), justify="right"),
-                Text(percent(candidate.agreement), justify="right"),
-                Text(witness_word(candidate)),
-            )
+        table.put(
+            {
+                str(rank): {
+                    "#": Text(str(rank)),
+                    "fault": Text(literal(replay_name(candidate.fault, candidate.severity), 60)),
+                    "verdict": verdict_text(candidate.verdict),
+                    "distance": Text(number(candidate.distance), justify="right"),
+                    "agrees": Text(percent(candidate.agreement), justify="right"),
+                    "proof": Text(witness_word(candidate)),
+                }
+                for rank, candidate in enumerate(result.score.ranking, 1)
+            }
+        )
         first = best(result)
         if first is not None:
             table.move_cursor(row=result.score.ranking.index(first))

@@ -1,0 +1,260 @@
+"""Keys mean one thing, windows keep them to themselves, and what is on the screen can be read whole."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from rich.text import Text
+from textual.binding import Binding
+from textual.pilot import Pilot
+from textual.screen import ModalScreen
+from textual.widgets import Input, OptionList
+
+from diagnose.events import RunEvent, SessionEvent, StageEvent
+from diagnose.scoring import MANIFEST
+from diagnose.tui.screens.candidates import CandidatesScreen
+from diagnose.tui.screens.dialogs import AskScreen, ConfirmScreen, FilterScreen
+from diagnose.tui.screens.home import HomeScreen
+from diagnose.tui.screens.incident import PasteScreen
+from diagnose.tui.screens.run import RunScreen
+from diagnose.tui.screens.symptom import SymptomScreen
+from diagnose.tui.table import RowTable, cut
+from tests.fixtures.results import kl_spike
+from tests.tui.synthetic import FAULTS, STEPS, FakeBackend, Script, play
+from tests.tui.test_flows import app_for, screen_text, text, to_candidates, until
+
+SIZES = [(80, 24), (120, 36), (200, 50)]
+SAME = {"Run again": "Run", "Leave": "Back", "List": "Back"}
+"""Words for the same thing: to run, and to go back."""
+
+
+@pytest.fixture
+def backend(tmp_path: Path) -> Iterator[FakeBackend]:
+    fake = FakeBackend(tmp_path)
+    yield fake
+    fake.close()
+
+
+def test_a_key_means_the_same_on_every_screen() -> None:
+    meanings = defaultdict(set)
+    for screen in (HomeScreen, SymptomScreen, CandidatesScreen, RunScreen):
+        for binding in screen.BINDINGS:
+            assert isinstance(binding, Binding)
+            pane = binding.group is not None and binding.group.description == "Panes"
+            meanings[binding.key].add("pane" if pane else SAME.get(binding.description, binding.description))
+    assert len(meanings) > 20
+    assert {key: said for key, said in meanings.items() if len(said) > 1} == {}
+
+
+async def finished(pilot: Pilot) -> None:
+    await until(pilot, lambda: "Reproduced" in screen_text(pilot.app))
+    await until(pilot, lambda: pilot.app.screen.query_one("#ranking").has_focus)
+
+
+@pytest.mark.parametrize("opens", ["x", "l", "e", "f", "question_mark"])
+async def test_keys_of_the_screen_do_nothing_in_a_window_over_it(
+    backend: FakeBackend, tmp_path: Path, opens: str
+) -> None:
+    script = Script(tmp_path / "old")
+    play(script)
+    (script.folder.path / "proxy").mkdir()
+    (script.folder.path / "proxy" / MANIFEST).write_text("{}")
+    app = app_for(backend, tmp_path / "old")
+    async with app.run_test() as pilot:
+        await finished(pilot)
+        beneath = app.screen
+        await pilot.press(opens)
+        await until(pilot, lambda: isinstance(app.screen, ModalScreen), "the window")
+        window = app.screen
+        own = {key for active in window.active_bindings.values() for key in active.binding.key.split(",")}
+        letters = {f"({key})" for key in "abdflprsuxz" if f"({key})" in screen_text(app)}
+        for key in "abdflprsuxz":
+            if key not in own and f"({key})" not in letters:
+                await pilot.press(key)
+                assert app.screen is window, key
+        # Nor does the screen's own line of keys show through: it would say what is not so.
+        assert "123 Panes" not in screen_text(app)
+        await pilot.press("escape")
+        assert app.screen is beneath and not backend.wishes and not backend.retried
+
+
+async def test_after_an_error_keys_are_keys_again(backend: FakeBackend) -> None:
+    app = app_for(backend)
+    async with app.run_test() as pilot:
+        await pilot.press("o", *"broken.yaml", "enter")
+        await until(pilot, lambda: "broken.yaml:3:5" in text(app, "#detail"), "the error")
+        assert app.screen.query_one("#sources").has_focus
+        await pilot.press("v")
+        assert isinstance(app.screen, PasteScreen)
+        await pilot.press("escape", "o")
+        field = app.screen.query_one("#path", Input)
+        assert field.has_focus and field.value == "broken.yaml"  # to be mended, not typed again
+        await pilot.press("escape")
+        assert app.screen.query_one("#sources").has_focus
+
+
+async def test_home_and_end_go_to_the_first_and_the_last_row(backend: FakeBackend, tmp_path: Path) -> None:
+    app = app_for(backend)
+    async with app.run_test() as pilot:
+        await to_candidates(pilot)
+        table = app.screen.query_one(RowTable)
+        await pilot.press("end")
+        assert table.cursor_row == table.row_count - 1 > 0 and table.scroll_x == 0
+        await pilot.press("home")
+        assert table.cursor_row == 0
+
+
+@pytest.mark.parametrize("size", SIZES)
+async def test_no_table_is_wider_than_its_room(
+    backend: FakeBackend, tmp_path: Path, size: tuple[int, int]
+) -> None:
+    script = Script(tmp_path / "old")
+    script.begin(seeds=tuple(range(1, 9)))
+    script.start(None)
+    script.steps(None, 3)
+    script.unlock()
+    script.write(RunEvent(run=f"probe.greedy.{'long_name_' * 6}-x4-s1", fault="a", seed=1, status="queued"))
+    app = app_for(backend, tmp_path / "old")
+    async with app.run_test(size=size) as pilot:
+        await until(pilot, lambda: app.screen.query_one("#rows", RowTable).row_count > 30)
+        assert "step 3/60, 57 s left" in text(app, "#row-detail")
+        script.verdict(kl_spike())
+        await finished(pilot)
+        for key in "132":
+            await pilot.press(key)
+            await pilot.pause(0.2)
+            for table in app.screen.query(RowTable):
+                if table.size.width:
+                    assert table.virtual_size.width <= table.scrollable_content_region.width, table.id
+        await pilot.press("escape")
+        await to_candidates(pilot)
+        table = app.screen.query_one(RowTable)
+        await pilot.pause(0.2)
+        assert table.virtual_size.width <= table.scrollable_content_region.width
+        assert {"fault", "category", "told apart by"} <= {str(c.label) for c in table.ordered_columns}
+
+
+@pytest.mark.parametrize(
+    ("whole", "width", "short"),
+    [
+        ("rollout_logprob_precision ×4", 28, "rollout_logprob_precision ×4"),
+        ("rollout_logprob_precision ×4", 15, "rollout…sion ×4"),  # the strength is not what gives way
+        ("KL to the reference climbs", 12, "KL to the r…"),
+        ("漢字漢字漢字_漢字", 8, "漢…_漢字"),
+    ],
+)
+def test_a_name_loses_its_middle_and_a_sentence_its_end(whole: str, width: int, short: str) -> None:
+    assert cut(Text(whole), width).cell_len <= width
+    assert cut(Text(whole), width).plain.rstrip() == short or "漢" in whole
+
+
+async def test_a_metric_is_found_by_typing(backend: FakeBackend, tmp_path: Path) -> None:
+    play(Script(tmp_path / "old"))
+    app = app_for(backend, tmp_path / "old")
+    async with app.run_test() as pilot:
+        await finished(pilot)
+        await pilot.press("m")
+        await until(pilot, lambda: isinstance(app.screen, FilterScreen))
+        every = app.screen.query_one("#picks", OptionList).option_count
+        await pilot.press(*"norm gradient")
+        await until(pilot, lambda: 0 < app.screen.query_one("#picks", OptionList).option_count < every)
+        await pilot.press(*"zzz", "enter")
+        assert "nothing has" in screen_text(app) and isinstance(app.screen, FilterScreen)
+        await pilot.press(*["backspace"] * 3, "enter")
+        await until(pilot, lambda: isinstance(app.screen, RunScreen))
+        assert "gradient norm" in text(app, "#chart-words")
+
+
+async def test_a_run_that_spent_its_budget_goes_on_with_more_seconds(
+    backend: FakeBackend, tmp_path: Path
+) -> None:
+    script = Script(tmp_path / "old")
+    backend.scripts.append(script)
+    script.begin()
+    script.start(None)
+    script.steps(None, STEPS)
+    script.finish(None)
+    script.verdict(kl_spike())  # the candidates are still queued: the budget left them out
+    app = app_for(backend, tmp_path / "old")
+    async with app.run_test() as pilot:
+        await finished(pilot)
+        assert "budget was spent: 1 of 4 replays" in text(app, "#status")
+        await pilot.press("b")
+        assert isinstance(app.screen, AskScreen)
+        await pilot.press("escape")
+        assert backend.added == []
+        await pilot.press("b", *["backspace"] * 3, "0", "enter")
+        assert "a number above 0" in screen_text(app)
+        await pilot.press("backspace", *"90", "enter")
+        await until(pilot, lambda: backend.added == [90.0], "more time")
+        await until(pilot, lambda: "Replay under way" in text(app, "#status"), "it goes on")
+        assert "b" not in app.screen.active_bindings
+
+
+async def test_what_is_tried_beside_the_verdict_leaves_it_in_view(
+    backend: FakeBackend, tmp_path: Path
+) -> None:
+    script = Script(tmp_path / "old")
+    play(script)
+    app = app_for(backend, tmp_path / "old")
+    async with app.run_test(size=(200, 50)) as pilot:
+        await finished(pilot)
+        await pilot.press("f")
+        await until(pilot, lambda: isinstance(app.screen, ConfirmScreen), "asked")
+        await pilot.press("y")
+        await until(pilot, lambda: backend.wishes == ["try_fix"], "started")
+        script.lock()
+        script.write(SessionEvent(name="kl_spike", symptom="kl_divergence_increase", candidates=FAULTS))
+        for fault in (None, *FAULTS):
+            script.finish(fault)
+        script.write(StageEvent(stage="replay", status="skipped"))
+        for number in (1, 2):
+            run = f"fix.lower_lr.stale_weights-x1-s{number}"
+            script.write(RunEvent(run=run, fault="stale_weights", seed=number, status="queued"))
+        await until(pilot, lambda: "0 of 2 fix runs" in text(app, "#status"), "the new runs")
+        await until(pilot, lambda: "a runner is at work again" in screen_text(app), "said at the verdict")
+        shown = screen_text(app)
+        assert "Reproduced and specific" in shown
+        assert "fix lower_lr: stale_weights" in shown
+        assert f"replay 4/{len(FAULTS) + 1}" in text(app, "#stages")  # and no replay more than before
+        again = replace(kl_spike(), wall_s=99.0)
+        script.verdict(again)
+        await until(pilot, lambda: "at work again" not in screen_text(app), "the end")
+
+
+async def test_candidates_and_run_count_the_same_runs(backend: FakeBackend) -> None:
+    app = app_for(backend)
+    async with app.run_test() as pilot:
+        await to_candidates(pilot)
+        counted = re.search(r"(\d+) runs of", text(app, "#cost"))
+        assert counted is not None
+        await pilot.press("r")
+        await until(pilot, lambda: isinstance(app.screen, RunScreen))
+        await until(pilot, lambda: f"replay 0/{counted[1]}" in text(app, "#stages"), "the same number")
+
+
+async def test_a_race_says_that_more_may_come(backend: FakeBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = backend.plan(Path("kl_spike.yaml"))
+    monkeypatch.setattr(backend, "plan", lambda *_: replace(plan, race=True, seeds=2))
+    app = app_for(backend)
+    async with app.run_test(size=(200, 50)) as pilot:
+        await to_candidates(pilot)
+        assert "2 of 4 marked: 4+ runs" in text(app, "#cost")  # 2 healthy, and each candidate once
+        assert "1 run+" in screen_text(app) and "the nearest get more runs" in screen_text(app)
+
+
+async def test_help_explains_the_signs(backend: FakeBackend) -> None:
+    app = app_for(backend)
+    async with app.run_test(size=(120, 50)) as pilot:
+        await to_candidates(pilot)
+        for signs in (CandidatesScreen.SIGNS, SymptomScreen.SIGNS):
+            await pilot.press("question_mark")
+            await pilot.pause()
+            shown = screen_text(app)
+            assert all(sign in shown and meaning in shown for sign, meaning in signs.items())
+            await pilot.press("escape", "escape")
