@@ -156,6 +156,11 @@ def _candidate(
     nearest = gaps.nearest_rival(others)
     gap = gaps.gap(c, nearest) if nearest is not None else None
     first = min(range(len(order)), key=lambda k: (bool(denied[order[k]]), gaps.d_C[k], k)) == c
+    shadows = {
+        replays[order[k]].fault: tuple(denied[order[k]])
+        for k in able
+        if denied[order[k]] and not excluded and gaps.gap(c, k)[1] <= gaps.least
+    }
     covered = coverage(card, case.available)
     tried = {replays[k].fault for k in order}
     impossible = {item.fault for item in replays if item.impossible}
@@ -168,6 +173,7 @@ def _candidate(
             results=table,
             against=contradictions(case.original, experiment, case.frame),
             excluded=excluded,
+            shadows=shadows,
             alone=len(order) == 1,
             primary=card.primary if card is not None else (),
             explained=case.explained(d),

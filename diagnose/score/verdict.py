@@ -25,6 +25,7 @@ class Evidence:
         results: By metric.
         against: Metrics that contradict, with how (`experiment.contradictions`).
         excluded: Exact metrics that deny it, with how (`experiment.exclusions`).
+        shadows: Candidates that exact metrics deny and that are not shown to be farther otherwise, with these metrics.
         primary: The card's primary metrics.
         explained: 1 − d²/‖q_O‖².
         coverage: Share of the card's metrics that could be compared.
@@ -40,6 +41,7 @@ class Evidence:
     results: Mapping[str, MetricResult]
     against: Mapping[str, str]
     excluded: Mapping[str, str]
+    shadows: Mapping[str, tuple[str, ...]]
     primary: tuple[str, ...]
     explained: float
     coverage: float
@@ -184,6 +186,9 @@ def _doubts(e: Evidence, settings: Settings) -> tuple[str, ...]:
         found.append("no rival was replayed, so nothing says that only this fault would do it")
     elif not e.nearest:
         found.append("another candidate is nearer to the incident")
+    if e.shadows:
+        metrics = tuple(dict.fromkeys(name for names in e.shadows.values() for name in names))
+        found.append(f"only {titles(metrics)} tells it from: {', '.join(e.shadows)}")
     if e.untried:
         found.append(f"its card names look-alikes that were not replayed: {', '.join(e.untried)}")
     if e.unreached:
@@ -233,7 +238,10 @@ def incident_verdict(
     together = [best, *(item for item in scored[1:] if item.fault in best.rivals)]
     verdict = min((item.verdict for item in together), key=ORDER.index)
     if verdict is Verdict.REPRODUCED:
-        return verdict, (f"{best.title} reproduces the incident, and no rival explains it as well.",)
+        return verdict, (
+            f"{best.title} reproduces the incident, and no rival explains it as well.",
+            "A second fault behind it, whose effects are drowned by these, would not show: look again once it is mended.",
+        )
     if verdict is Verdict.REPRODUCED_NOT_SPECIFIC:
         names = [item.title for item in together if item.verdict is verdict]
         if len(names) == 1:

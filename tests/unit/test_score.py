@@ -217,13 +217,15 @@ def exact(case, original, **replayed):
     return case
 
 
-@pytest.mark.parametrize(("original", "replayed"), [(0, 4), (4, 0)])
+@pytest.mark.parametrize(("original", "replayed"), [(0, 0.4), (0.4, 0), (0, 40)])
 def test_an_exact_metric_denies_the_nearest_candidate(original, replayed):
     case = Case(8, "stale")
     case.replays.append(replace(case.replay("stale"), fault="twin"))
     assert {item.fault for item in case.score().ranking[:2]} == {"stale", "twin"}, "alike without it"
     found = exact(case, original, stale=original, twin=replayed).score()
-    assert found.ranking[0].fault == "stale" and not found.ranking[0].rivals
+    first = found.ranking[0]
+    assert first.fault == "stale" and not first.rivals
+    assert ("only weight lag tells it from: twin" in first.doubts) == (max(original, replayed) < 1)
     twin = next(item for item in found.ranking if item.fault == "twin")
     assert twin.verdict not in (Verdict.REPRODUCED, Verdict.REPRODUCED_NOT_SPECIFIC)
     assert any("not the only cause: weight lag is" in reason for reason in twin.reasons)
