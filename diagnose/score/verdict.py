@@ -240,7 +240,7 @@ def incident_verdict(
     if verdict is Verdict.REPRODUCED:
         return verdict, (
             f"{best.title} reproduces the incident, and no rival explains it as well.",
-            "A second fault behind it, whose effects are drowned by these, would not show: look again once it is mended.",
+            "A second fault behind it, drowned by its effects, would not show: look again once it is mended.",
         )
     if verdict is Verdict.REPRODUCED_NOT_SPECIFIC:
         names = [item.title for item in together if item.verdict is verdict]
