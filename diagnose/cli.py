@@ -316,8 +316,14 @@ def faults(
 
 @app.command()
 def record(
-    checkpoint: CheckpointOption,
     out: Annotated[Path, typer.Option("--out", metavar="FILE.jsonl", help="Log to write.")],
+    command: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[-- COMMAND]", help="With --engine verl: your own verl command."),
+    ] = None,
+    checkpoint: Annotated[
+        str, typer.Option("--checkpoint", help="A folder, or embedded:NAME; by default the command's model.")
+    ] = "",
     fault: Annotated[str, typer.Option("--fault", metavar="ID", help="Fault to inject.")] = "",
     also: Annotated[
         list[str] | None,
@@ -332,14 +338,40 @@ def record(
     ] = None,
     settings: Settings = None,
     engine: Annotated[str, typer.Option("--engine", help="local or verl.")] = "local",
+    engine_file: Annotated[
+        Path | None,
+        typer.Option("--engine-file", metavar="FILE", help="A playbook's engine section for verl, in YAML."),
+    ] = None,
+    address: Annotated[
+        str, typer.Option("--address", metavar="URL", help="Ray cluster to submit the command to as a job.")
+    ] = "",
+    platform: Annotated[
+        str, typer.Option("--platform", help="cpu, cuda or npu; by default what this machine has.")
+    ] = "",
     json: Json = False,
 ) -> None:
     """Run the original, with a fault or without, to make a log (and a manifest beside it)."""
     from diagnose import lab
+    from diagnose.session import fault_spec
     from proxy.specs import Recipe
+    from taxonomy.registry import library
 
     terminal = terminal_for(json)
     recipe = lab.changed(Recipe(), [*(settings or ()), *([f"steps={steps}"] if steps else ())])
+    ready = lab.engine_named(engine, [name for name in (fault, *(also or ())) if name])
+    if command or engine_file:
+        from diagnose.own_verl import engine_of, for_recording
+
+        if engine != "verl" or settings:
+            raise DiagnoseError("a command of your own is for --engine verl, and has settings of its own")
+        planned = [fault_spec(library()[fault], strength, from_step)] if fault else []
+        section = engine_of(command or (), engine_file, address, platform, "" if engine_file else "keep")
+        own, checkpoint = for_recording(section, checkpoint, steps, planned)
+        ready, recipe = own.spec, own.recipe
+        for sentence in (*own.warnings, *(f"scaled: {line}" for line in own.scaling)):
+            terminal.warn(sentence)
+    elif not checkpoint:
+        raise DiagnoseError("no checkpoint named", "add: --checkpoint embedded:qwen3_moe, or a folder")
     order = lab.Recording(
         checkpoint,
         recipe,
@@ -350,7 +382,7 @@ def record(
         from_step,
         answers,
         tuple(settings or ()),
-        lab.engine_named(engine, [name for name in (fault, *(also or ())) if name]),
+        ready,
         tuple(also or ()),
     )
     manifest = lab.record(order, terminal)

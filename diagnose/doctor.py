@@ -8,11 +8,13 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, packages_distributions, version
 from importlib.util import find_spec
 from pathlib import Path
 
+from diagnose import ascend
 from proxy.engines.verl_env import TESTED, NoVerl, find_python
 
 DISTRIBUTION = "rl-diagnose"
@@ -70,7 +72,20 @@ def examine() -> list[Check]:
             checks.append(probe())
         except (OSError, ValueError, KeyError, subprocess.SubprocessError) as error:
             checks.append(Check(name, "fail", f"could not be examined: {error}"))
-    return checks
+    return checks + _ascend()
+
+
+def _ascend() -> list[Check]:
+    """The pieces of an Ascend stack, where anything of one is here."""
+    environments = {"diagnose": Path(sys.prefix)}
+    with suppress(NoVerl):
+        environments["verl"] = find_python().parent.parent
+    if not ascend.here(environments):
+        return []
+    return [
+        Check(f"ascend {piece.name}", "ok" if piece.good else "fail", piece.detail, piece.mend)
+        for piece in ascend.pieces(environments)
+    ]
 
 
 def _installed(distribution: str) -> str | None:

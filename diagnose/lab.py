@@ -135,9 +135,12 @@ def record(order: Recording, terminal: Terminal) -> dict[str, Any]:
         "recipe": asdict(order.recipe),
         "versions": versions(),
     }
-    with TemporaryDirectory(prefix="diagnose-record-") as home:
+    launch = order.engine.launch
+    # A cluster's nodes share the folder of the log, hardly this machine's temporary one.
+    shared = str(order.out.absolute().parent) if launch and launch.address else None
+    order.out.parent.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(prefix="diagnose-record-", dir=shared) as home:
         run_all({"record": spec}, Path(home), 1, terminal)
-        order.out.parent.mkdir(parents=True, exist_ok=True)
         order.out.write_text(without_settings((Path(home) / "record" / "metrics.jsonl").read_text()))
         outcome = read_outcome(Path(home) / "record")
         assert outcome is not None
@@ -182,7 +185,11 @@ def _record_command(order: Recording) -> str:
     words += [word for setting in order.settings for word in ("--set", setting)]
     if order.engine.name != "local":
         words += ["--engine", order.engine.name]
-    return shlex.join([*words, "--out", order.out.name])
+    words += ["--out", order.out.name]
+    if launch := order.engine.launch:
+        words += ["--platform", launch.platform, *(["--address", launch.address] if launch.address else [])]
+        words += ["--", launch.entry, *launch.flags, *launch.overrides]
+    return shlex.join(words)
 
 
 def versions() -> dict[str, str]:

@@ -108,6 +108,12 @@ def needs_permission(playbook: Playbook) -> list[str]:
         lines.append(f"engine.python: {playbook.engine.python}")
     if playbook.engine.command:
         lines.append(f"engine.command: {json.dumps(playbook.engine.command, ensure_ascii=False)}")
+    # A configuration can name code too: a reward function, a module to import, what a job installs.
+    if playbook.engine.config:
+        lines.append(f"engine.config: {playbook.engine.config}")
+    for name in ("overrides", "runtime_env"):
+        if value := getattr(playbook.engine, name):
+            lines.append(f"engine.{name}: {json.dumps(value, ensure_ascii=False)}")
     return lines
 
 

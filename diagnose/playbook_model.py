@@ -28,6 +28,8 @@ from diagnose import located
 from diagnose.located import unknown
 from diagnose.result import Verdict
 from proxy import embedded
+from proxy.engines import verl_command
+from proxy.engines.verl_config import Wish
 from proxy.errors import ProxyError
 from proxy.specs import BuildSpec, EngineSpec, Recipe
 from taxonomy.registry import Library, library
@@ -118,6 +120,18 @@ def _prompts(text: str, info: ValidationInfo) -> str:
 def _python(text: str, info: ValidationInfo) -> str:
     """A bare name is looked for on the PATH, anything else is a path."""
     return str(_path(text, info)) if "/" in text else text
+
+
+def _some_path(text: str, info: ValidationInfo) -> str:
+    """A path, or nothing."""
+    return str(_path(text, info)) if text else text
+
+
+def _command(value: Any) -> Any:
+    """Split a text as a shell does."""
+    if isinstance(value, str):
+        return verl_command.split(value)
+    return tuple(value) if isinstance(value, list) else value
 
 
 def _listed(value: Any) -> Any:
@@ -249,13 +263,42 @@ class Proxy(Part):
         )
 
 
+class Scale(Part):
+    """The size of a replay, where it is not the one that is proposed."""
+
+    accelerators: Count = 0
+    """World size; 0: as proposed, by the proxy's share of the parameters."""
+    prompts: Count = 0
+    """Prompts a step, rounded up to what the world size divides; 0: by the share of the world size."""
+
+
 class Engine(Part):
     """What runs the proxy."""
 
     name: Annotated[str, AfterValidator(_engine)] = "local"
     """local, verl, or an engine of an installed package."""
-    command: tuple[str, ...] = ()
-    """The training command as a list of arguments. It runs only after it was shown and allowed."""
+    command: Annotated[
+        tuple[str, ...], BeforeValidator(_command, json_schema_input_type=str | list[str])
+    ] = ()
+    """Your own verl command, as text or as a list of arguments. It runs only after it was shown and allowed."""
+    config: Annotated[str, AfterValidator(_some_path)] = ""
+    """A Hydra configuration of verl's trainer, or the dump of one; in place of a command or beside it."""
+    overrides: tuple[str, ...] = ()
+    """Hydra overrides for the replays, after all others."""
+    platform: Literal["", "cpu", "cuda", "npu"] = ""
+    """What the replays run on; by default whatever this machine has. A cluster has to be told."""
+    address: str = ""
+    """Ray cluster that replays are submitted to as jobs: its dashboard, http://HOST:8265."""
+    runtime_env: dict[str, Any] = Field(default_factory=dict)
+    """Ray's runtime environment of the jobs; the plugin and the variables of a run are added."""
+    directory: Annotated[str, AfterValidator(_some_path)] = ""
+    """Folder that the command starts in; the playbook's by default."""
+    scale: Literal["propose", "keep"] | Scale = "propose"
+    """The size of a replay: propose a layout for what is left of the model, keep the command's, or a rule."""
+    at_most: Count = 0
+    """Accelerators that replays may take at a time, together; 0: this machine's, on a cluster one replay's."""
+    limit_s: Annotated[float, Field(ge=0)] = 0.0
+    """Seconds that one replay may take, 0 for no limit."""
     python: Annotated[str, AfterValidator(_python)] = ""
     """Python interpreter that starts the engine. It runs only after it was shown and allowed."""
     trainer: Literal["v0", "v1"] = "v0"
@@ -275,6 +318,28 @@ class Engine(Part):
             self.trainer,
             self.train_dtype,
             self.rollout_dtype,
+            self.limit_s,
+        )
+
+    @property
+    def own(self) -> bool:
+        """Whether verl is started as the user does it."""
+        return bool(self.command or self.config)
+
+    def wish(self) -> Wish:
+        """Return what the section says about a verl of the user's."""
+        rule = self.scale if isinstance(self.scale, Scale) else Scale()
+        return Wish(
+            command=self.command,
+            config=self.config,
+            overrides=self.overrides,
+            platform=self.platform,
+            address=self.address,
+            runtime_env=self.runtime_env,
+            directory=self.directory,
+            scale=self.scale if isinstance(self.scale, str) else "propose",
+            accelerators=rule.accelerators,
+            prompts=rule.prompts,
         )
 
 
@@ -416,8 +481,10 @@ def cross_checks(data: Mapping[str, Any]) -> Iterator[tuple[located.Path, str]]:
         yield ("proxy", "checkpoint"), f'missing required key "checkpoint": from: {kind} needs one'
     if kind in ("checkpoint", "embedded") and proxy.get("experts") is None:
         yield ("proxy", "experts"), 'missing required key "experts": how many to keep in each layer'
-    if engine.get("command") and engine.get("name", "local") == "local":
-        yield ("engine", "command"), "the local engine takes no command"
+    if engine.get("name", "local") == "local":
+        for name, what in (("command", "command"), ("config", "configuration"), ("address", "cluster")):
+            if engine.get(name):
+                yield ("engine", name), f"the local engine takes no {what}"
     if data.get("expect") == {}:
         yield ("expect",), "must name a fault, a verdict or both"
     steps = part("recipe").get("steps", Recipe.steps)

@@ -17,8 +17,9 @@ from diagnose import located
 from diagnose.calibrations import calibration_of_original
 from diagnose.curves import Curves, median_between
 from diagnose.errors import DiagnoseError, LogError, PlaybookError
-from diagnose.jobs import cores
 from diagnose.logs import read, write_curves
+from diagnose.own_verl import command_lines, own_verl, side_by_side
+from diagnose.own_verl import refused as refused_by_verl
 from diagnose.playbook import (
     AUTO,
     FIT,
@@ -92,6 +93,7 @@ class Prepared:
         facts: What the playbook's context says of the run, as triage takes it.
         commands: What the playbook would execute, to be allowed first.
         warnings: Sentences about the logs and the choices made.
+        scaling: What was scaled in the user's own verl command for the proxy, a line each.
     """
 
     path: Path
@@ -102,6 +104,7 @@ class Prepared:
     facts: Facts
     commands: tuple[str, ...]
     warnings: tuple[str, ...]
+    scaling: tuple[str, ...] = ()
 
 
 def prepare(playbook: str | Path, overrides: Overrides | None = None) -> Prepared:
@@ -133,6 +136,15 @@ def prepare(playbook: str | Path, overrides: Overrides | None = None) -> Prepare
     recipe = book.recipe.recipe()
     if overrides.steps:
         recipe = replace(recipe, steps=overrides.steps)
+    checkpoint = book.proxy.checkpoint or PREFIX + NAMES[0]
+    folder = resolve(checkpoint)
+    if book.proxy.experts is not None:
+        _check_budget(path, folder, book.proxy.experts)
+    own = None
+    if engine == "verl" and book.engine.own:
+        own = own_verl(book.engine, spec, path.parent, folder, book.proxy.experts, recipe.steps)
+        spec, recipe = own.spec, own.recipe
+        warnings += [*own.warnings, *_replaced(book)]
 
     facts = facts_of_context(book.original.context)
     model, model_recipe = _papers((*book.original.faulty, *book.original.healthy))
@@ -161,6 +173,9 @@ def prepare(playbook: str | Path, overrides: Overrides | None = None) -> Prepare
     candidates = tuple(
         _planned(c, inject, fit=race and c.fault not in asked) for c in wanted if c.fault not in refused
     )
+    if own is not None:
+        refused |= refused_by_verl(spec, recipe, candidates)
+        candidates = tuple(c for c in candidates if c.fault not in refused)
     if race:
         likeliest = likeliest_first(
             [cards[c.fault] for c in candidates], symptom, onset, faulty, healthy, facts
@@ -170,10 +185,6 @@ def prepare(playbook: str | Path, overrides: Overrides | None = None) -> Prepare
         why = f": {next(iter(refused.values()))}" if refused else f" for the symptom {symptom}"
         raise PlaybookError(f"{path}:1:1: no candidate is left{why}", "name candidates: diagnose faults")
 
-    checkpoint = book.proxy.checkpoint or PREFIX + NAMES[0]
-    folder = resolve(checkpoint)
-    if book.proxy.experts is not None:
-        _check_budget(path, folder, book.proxy.experts)
     seeds = tuple(range(1, (overrides.seeds or book.recipe.seeds) + 1))
     session = Session(
         name=book.name,
@@ -187,7 +198,9 @@ def prepare(playbook: str | Path, overrides: Overrides | None = None) -> Prepare
         candidates=candidates,
         not_tried=refused,
         budget_s=_budget(book, engine, race, warnings) if overrides.budget_s is None else overrides.budget_s,
-        workers=min(overrides.workers or cores(), (len(candidates) + 1) * len(seeds)),
+        workers=min(
+            side_by_side(spec, book.engine.at_most, overrides.workers), (len(candidates) + 1) * len(seeds)
+        ),
         python=book.engine.python if engine == "local" else "",
         engine_spec=spec,
         original_hash=model,
@@ -197,8 +210,22 @@ def prepare(playbook: str | Path, overrides: Overrides | None = None) -> Prepare
         race=race,
     )
     return Prepared(
-        path, book, session, faulty, healthy, facts, tuple(needs_permission(book)), tuple(warnings)
+        path,
+        book,
+        session,
+        faulty,
+        healthy,
+        facts,
+        tuple(needs_permission(book)),
+        tuple(warnings),
+        own.scaling if own else (),
     )
+
+
+def _replaced(book: Playbook) -> list[str]:
+    """Say which settings of the playbook's recipe the user's own command replaces."""
+    named = sorted(book.recipe.model_fields_set - {"steps", "seeds"})
+    return [f"the command's own settings apply, not recipe.{', recipe.'.join(named)}"] if named else []
 
 
 def _engine(book: Playbook, name: str) -> EngineSpec:
@@ -206,8 +233,8 @@ def _engine(book: Playbook, name: str) -> EngineSpec:
     spec = replace(book.engine.engine_spec(), name=name) if name != "local" else EngineSpec()
     if name != "verl":
         return spec
-    if book.engine.command:
-        raise DiagnoseError("this version starts verl with settings of its own: leave out engine.command")
+    if book.engine.own:
+        return replace(spec, python=str(find_python(book.engine.python)))
     if book.recipe.exact:
         raise DiagnoseError("verl always has a rollout of its own: recipe.exact is for the local engine")
     if book.recipe.prompts % book.recipe.mini_batches:
@@ -422,9 +449,27 @@ def _papers(logs: Sequence[Path]) -> tuple[str, str]:
     return "", ""
 
 
-def plan_data(prepared: Prepared) -> dict[str, Any]:
-    """Return what a run would do, as data for ``--dry-run --json``."""
+RUN_DIR = Path("RUN_DIR")
+"""Stands in printed command lines for the run folder where none is named."""
+
+
+def plan_data(prepared: Prepared, out: Path | None = None) -> dict[str, Any]:
+    """Return what a run would do, as data for ``--dry-run --json``.
+
+    Args:
+        prepared: The session that could start.
+        out: The run folder that is asked for.
+    """
     session = prepared.session
+    home = out.absolute() if out else RUN_DIR
+    model = home / "proxy" if session.build else resolve(session.checkpoint).absolute()
+    runs = plan_runs(session, model)
+    verl = {}
+    if session.engine == "verl":
+        verl = {
+            "scaling": list(prepared.scaling),
+            "command_lines": command_lines(runs, home / "runs", model),
+        }
     return {
         "schema": 1,
         "name": session.name,
@@ -447,8 +492,9 @@ def plan_data(prepared: Prepared) -> dict[str, Any]:
             }
             for c in session.candidates
         ],
-        "runs": [run.id for run in plan_runs(session, Path("proxy"))],
+        "runs": [run.id for run in runs],
         "not_tried": dict(session.not_tried),
         "commands": list(prepared.commands),
         "warnings": list(prepared.warnings),
+        **verl,
     }

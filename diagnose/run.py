@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import shlex
 import subprocess
@@ -88,7 +89,7 @@ def begin(
     for warning in prepared.warnings:
         terminal.warn(warning)
     if dry_run:
-        _print_plan(prepared, terminal)
+        _print_plan(prepared, terminal, out)
         return ExitCode.OK
     allow(prepared.commands, allow_command, terminal)
     return carry_on(open_run(prepared, out), terminal, outputs)
@@ -111,11 +112,11 @@ def allow(commands: Sequence[str], allowed: bool, terminal: Terminal) -> None:
         )
 
 
-def _print_plan(prepared: Prepared, terminal: Terminal) -> None:
+def _print_plan(prepared: Prepared, terminal: Terminal, out: Path | None) -> None:
     """Print what a run would do."""
     from diagnose.prepare import plan_data
 
-    plan = plan_data(prepared)
+    plan = plan_data(prepared, out)
     if terminal.json_only:
         terminal.json(plan)
         return
@@ -142,6 +143,14 @@ def _print_plan(prepared: Prepared, terminal: Terminal) -> None:
         terminal.data(f"not tried: {fault}: {why}")
     for command in plan["commands"]:
         terminal.data(f"would run: {command}")
+    for line in plan.get("scaling", ()):
+        terminal.data(f"scaled: {line}")
+    for run, line in plan.get("command_lines", {}).items():
+        terminal.data(f"\n# {run}" + (f", a Ray job at {line['address']}" if "address" in line else ""))
+        if line.get("runtime_env"):
+            terminal.data(f"# runtime_env: {json.dumps(line['runtime_env'])}")
+        assignments = [f"{name}={shlex.quote(value)}" for name, value in line["environment"].items()]
+        terminal.data(" ".join([*assignments, shlex.join(line["command"])]))
 
 
 def add_time(folder: RunFolder, seconds: float) -> None:

@@ -222,8 +222,9 @@ class Submitter(Launcher):
             "runtime_env": {**line["runtime_env"], "env_vars": line["environment"]},
             "metadata": {"name": job, "run": str(home.parent), "directory": directory},
         }
-        dropped = ("PYTHON", "RAY_")
-        base = {name: value for name, value in os.environ.items() if not name.startswith(dropped)}
+        # What lets a client in (RAY_AUTH_MODE, RAY_AUTH_TOKEN …) goes along.
+        foreign = [n for n in os.environ if n.startswith(("PYTHON", "RAY_")) and not n.startswith("RAY_AUTH")]
+        base = {name: value for name, value in os.environ.items() if name not in foreign}
         self._start(home, [str(python), verl_submit.__file__], order, base)
 
     def _clear(self) -> None:

@@ -25,6 +25,9 @@ STOP_S = 60.0
 LOST_S = 120.0
 """Patience with a dashboard that does not answer while a job runs."""
 NOBODY = 3
+EARLY_S = 90.0
+EARLY = ("No available agent", "try again later")
+"""What a dashboard answers whose agents are still starting, and how long that is waited for."""
 
 
 class Stop(BaseException):
@@ -39,6 +42,26 @@ def write(order: dict[str, Any], text: str, mode: str = "a") -> None:
     """Write to the run's log."""
     with Path(order["log"]).open(mode, encoding="utf-8") as log:
         log.write(text)
+
+
+def submit(client: Any, order: dict[str, Any]) -> None:
+    """Submit the job."""
+    begin = time.monotonic()
+    while True:
+        try:
+            client.submit_job(
+                entrypoint=order["entrypoint"],
+                submission_id=order["submission_id"],
+                runtime_env=order["runtime_env"],
+                metadata=order["metadata"],
+            )
+        except RuntimeError as error:
+            early = any(sign in str(error) for sign in EARLY)
+            if not early or time.monotonic() - begin > EARLY_S:
+                raise
+            time.sleep(POLL_S)
+        else:
+            return
 
 
 def follow(client: Any, order: dict[str, Any]) -> int:
@@ -99,12 +122,7 @@ def main() -> int:
         try:
             client = JobSubmissionClient(order["address"])
             if sys.argv[2:] != ["--stop"]:
-                client.submit_job(
-                    entrypoint=order["entrypoint"],
-                    submission_id=order["submission_id"],
-                    runtime_env=order["runtime_env"],
-                    metadata=order["metadata"],
-                )
+                submit(client, order)
         except Exception as error:  # requests', ray's, or those of packing the plugin
             write(order, f"ConnectionError: no job could be submitted to {order['address']}: {error}\n")
             return NOBODY

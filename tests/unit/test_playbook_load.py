@@ -156,7 +156,7 @@ proxy:
   experts: "12"
   strategy: multiview
   alpha: [0, 0, 0]
-engine: {name: lokal, command: ls}
+engine: {name: lokal, command: 7}
 recipe: {steps: 0, lr: .nan, old_log_prob: both, exact: 1, foo: 2}
 candidates:
   - {fault: lr_too_high, strength: -1}
@@ -196,7 +196,7 @@ extra: 1
         ),
         (12, 10, "must be three weights ≥ 0, not all 0: router, co-activation, context"),
         (13, 16, "unknown engine 'lokal'; did you mean local? (allowed: local, verl)"),
-        (13, 32, "must be a list, not the text 'ls'"),
+        (13, 32, "must be a list, not 7"),
         (14, 17, "must be at least 1, not 0"),
         (14, 24, "must be a finite number, not nan"),
         (14, 44, "must be rollout or trainer, not the text 'both'"),
