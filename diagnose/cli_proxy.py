@@ -28,6 +28,14 @@ def _numbers(text: str, what: str) -> list[int]:
         raise DiagnoseError(f"{what} takes whole numbers with commas between, not {text!r}") from None
 
 
+def _floats(text: str, what: str) -> tuple[float, ...]:
+    """Return a comma-separated list of numbers."""
+    try:
+        return tuple(float(part) for part in text.split(",")) if text else ()
+    except ValueError:
+        raise DiagnoseError(f"{what} takes numbers with commas between, not {text!r}") from None
+
+
 @proxy_app.command()
 def build(
     checkpoint: CheckpointArgument,
@@ -211,3 +219,40 @@ def dynamics(
         ],
         numbers=4,
     )
+
+
+@proxy_app.command()
+def cost(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="A folder, a config.json, or embedded:NAME.")],
+    experts: Annotated[str, typer.Option("--experts", metavar="K,K", help="Budgets of proxies.")] = "",
+    accelerator: Annotated[str, typer.Option(metavar="KIND", help="Kind of accelerator.")] = "ascend-910c",
+    accelerators: Annotated[
+        str, typer.Option(metavar="N,N", help="Accelerators of original and proxies [the least].")
+    ] = "",
+    seconds: Annotated[
+        str, typer.Option(metavar="S,S", help="Measured seconds a step of original and proxies [estimated].")
+    ] = "",
+    tokens: Annotated[int, typer.Option(min=1, help="Tokens of a micro batch.")] = 4096,
+    responses: Annotated[int, typer.Option(min=1, help="Responses a step.")] = 1024,
+    prompt: Annotated[int, typer.Option(min=1, help="Tokens of a prompt.")] = 512,
+    response: Annotated[int, typer.Option(min=1, help="Tokens of a response.")] = 1024,
+    json: Json = False,
+) -> None:
+    """Say what RL training of a model costs, and of its proxies, from config.json alone (the paper's Table 2)."""
+    from diagnose import costs
+    from proxy.cost import Batch
+
+    order = costs.Order(
+        model,
+        tuple(_numbers(experts, "--experts")) if experts else (),
+        accelerator,
+        tokens,
+        Batch(responses, prompt, response),
+        tuple(_numbers(accelerators, "--accelerators")) if accelerators else (),
+        _floats(seconds, "--seconds"),
+    )
+    rows, terminal = costs.costs(order), terminal_for(json)
+    if json:
+        terminal.json(costs.data_of(order, rows))
+    else:
+        costs.show(order, rows, terminal)
