@@ -3,7 +3,8 @@
 Every run is of the embedded original under one recipe. The tool's own scoring compares the two systems, local as the
 original and verl as the proxy: direction, and effect at the end of the run (median over its late half, against the
 healthy runs of the same system, in the metric's transformed units). Finished runs are kept in the work folder, so a
-second call only computes; the tables go between two marks in the page.
+second call only computes, and a run that was interrupted is begun again; the tables go between two marks in the page.
+Healthy runs of verl are dear: it has few seeds, the local engine as many as a calibration wants.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from diagnose.console import Terminal
 from diagnose.curves import Curves
 from diagnose.jobs import read_outcome, run_all
 from diagnose.result import Candidate, Direction, MetricResult, Verdict
+from diagnose.score.calibration import Calibration, SeedSet
 from diagnose.score.plan import Replay
 from diagnose.score.score import score
 from diagnose.scoring import judge_witness
@@ -30,16 +32,22 @@ from taxonomy.registry import library
 
 MODEL = "embedded:qwen3_moe"
 FAULTS = (
-    "learning_rate_too_high",
-    "rollout_logprob_precision",
-    "actor_update_omission",
     "weight_sync_skipped",
+    "prompt_mismatch",
+    "logprob_shift",
+    "rollout_logprob_precision",
     "rollout_weight_quantization",
-    "reward_flipped",
-    "kl_sign_flipped",
     "top_k_mismatch",
     "expert_permutation",
+    "router_disagreement",
+    "learning_rate_too_high",
+    "actor_update_omission",
+    "reward_flipped",
+    "reward_noise",
+    "kl_sign_flipped",
+    "group_ids_broken",
 )
+"""Faults of every category and of every process of verl's."""
 SHOWN = (
     "critic/rewards/mean",
     "val-core/reward/mean",
@@ -52,20 +60,29 @@ SHOWN = (
     "training/rollout_actor_probs_pearson_corr",
     "rollout_corr/kl",
     "rollout_corr/k3_kl",
+    "routing/agreement/mean",
     "rollout/weight_lag",
 )
+LOGS = 2
+"""Healthy logs beside an incident, and healthy replays of a run."""
 NAMING = (Verdict.REPRODUCED, Verdict.REPRODUCED_NOT_SPECIFIC)
 MARK = "<!-- made by bench.verl_table -->"
 ARROWS = {Direction.UP: "↑", Direction.DOWN: "↓", Direction.NONE: "–", Direction.UNDETERMINED: "?"}
 
 
-def specs(steps: int, seeds: int, faults: Sequence[str]) -> dict[str, RunSpec]:
-    """Return all runs by name, verl's first: they take longest."""
-    engines = {"verl": EngineSpec("verl", str(find_python())), "local": EngineSpec()}
+def specs(steps: int, seeds: Mapping[str, int], faults: Sequence[str]) -> dict[str, RunSpec]:
+    """Return all runs by name, verl's first: they take longest.
+
+    Args:
+        steps: Steps of every run.
+        seeds: Healthy seeds by engine.
+        faults: Fault ids.
+    """
+    engines = {"verl": EngineSpec("verl"), "local": EngineSpec()}
     recipe = Recipe(steps=steps)
     found = {}
     for name, engine in engines.items():
-        for seed in range(1, seeds + 1):
+        for seed in range(1, seeds[name] + 1):
             found[f"{name}-healthy-s{seed}"] = RunSpec(MODEL, recipe, seed, None, engine)
         for fault in faults:
             planned = fault_spec(library()[fault], 1.0)
@@ -106,19 +123,32 @@ def diagnosed(curves: Mapping[str, Curves], work: Path, faults: Sequence[str], o
         assert outcome is not None
         witness, seen = judge_witness(cards[fault], [outcome.witness])
         replays.append(Replay(fault, runs(by, fault), witness=witness, witness_ok=seen))
-    rows, first, named = [], 0, 0
+    # Healthy seeds on file, as `diagnose calibrate` makes them: of the proxy, and of the original where it is ours.
+    calibration = Calibration(
+        SeedSet.from_curves(runs(by, "healthy")), "", "", SeedSet.from_curves(runs(of, "healthy"))
+    )
+    rows, first, inside, named = [], 0, 0, 0
     for fault in faults:
-        found = score(runs(of, fault), runs(of, "healthy"), runs(by, "healthy"), replays, cards)
+        found = score(
+            runs(of, fault),
+            runs(of, "healthy")[:LOGS],
+            runs(by, "healthy")[:LOGS],
+            replays,
+            cards,
+            calibration=calibration,
+        )
         top = found.ranking[0]
         rank = [candidate.fault for candidate in found.ranking].index(fault) + 1
         first += rank == 1
+        inside += fault in [top.fault, *top.rivals]
         named += fault in [top.fault, *top.rivals] and found.verdict in NAMING
         rows.append(f"| {fault} | {found.verdict.value} | {', '.join([top.fault, *top.rivals])} | {rank} |")
     count = len(faults)
     return [
         f"Incidents recorded on {of}, diagnosed with the {by} engine's replays of {count} faults: the truth is first "
-        f"in the ranking in {first} of {count}; it is in the set that the verdict names (reproduced, specific or not) "
-        f"in {named} of {count}, the others end with the verdict listed.",
+        f"in the ranking in {first} of {count}, in the set that cannot be told from the first in {inside} of {count} "
+        f"({inside / count:.0%}), and in a set that the verdict names (reproduced, specific or not) in {named} of "
+        f"{count} ({named / count:.0%}); the others end with the verdict listed.",
         "",
         "| incident | verdict | first, and what cannot be told from it | rank of the truth |",
         "|---|---|---|---|",
@@ -212,14 +242,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--work", type=Path, default=Path("build/verl_table"), help="folder of the runs")
     parser.add_argument("--steps", type=int, default=24)
-    parser.add_argument("--seeds", type=int, default=2, help="healthy seeds of each engine")
+    parser.add_argument("--seeds", type=int, default=4, help="healthy seeds of verl")
+    parser.add_argument("--local-seeds", type=int, default=20, help="healthy seeds of the local engine")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--faults", default=",".join(FAULTS))
     parser.add_argument("--page", type=Path, default=Path("docs/verl.md"))
     arguments = parser.parse_args()
     faults = arguments.faults.split(",")
     work = arguments.work.absolute()
-    planned = specs(arguments.steps, arguments.seeds, faults)
+    find_python()
+    seeds = {"verl": arguments.seeds, "local": arguments.local_seeds}
+    planned = specs(arguments.steps, seeds, faults)
     curves = run_all(planned, work, arguments.workers, Terminal())
     found = compared(curves, work, faults)
     command = shlex.join(["python", "-m", "bench.verl_table", *sys.argv[1:]])

@@ -182,9 +182,9 @@ def _extra(
     wishes = read_json(folder.wishes) or {}
     if not wishes.get("probe") and not wishes.get("try_fix"):
         return
-    if session.engine != "local":
-        log.append(NoteEvent(level="warn", text="probes and remedies are run by the local engine alone"))
-        return
+    if session.engine != "local" and wishes.get("probe"):
+        log.append(NoteEvent(level="warn", text="probes are run by the local engine alone"))
+        wishes = {**wishes, "probe": False}
     score, cards = evaluate(session, folder, failures, 0.0, "").score, library()
     runs: list[PlannedRun] = []
     for wish, planner, what in (

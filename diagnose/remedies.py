@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, replace
+from typing import Any
 
 from diagnose.curves import Curves
 from diagnose.probes import finished
@@ -21,7 +22,7 @@ from diagnose.score.verdict import MOVED
 from diagnose.session import PlannedFault, PlannedRun, Session, planned_run
 from diagnose.store import RunFolder
 from taxonomy.registry import Library
-from taxonomy.remedies import REMEDY_BY_ID, Remedy
+from taxonomy.remedies import Remedy, offered
 
 VANISHED, MOSTLY, PARTLY = 0.9, 0.7, 0.3
 """Shares of the squared effect that must be gone for each word; within `PARTLY` of nothing it does not help."""
@@ -38,10 +39,15 @@ def patient(session: Session, score: Score, cards: Library) -> PlannedFault | No
 
 
 def remedies(session: Session, planned: PlannedFault, cards: Library) -> list[Remedy]:
-    """Return the remedies of a fault's card that change anything in the recipe."""
-    recipe = asdict(session.recipe)
-    named = [REMEDY_BY_ID[name] for name in cards[planned.fault].remedies]
-    return [item for item in named if any(recipe[k] != v for k, v in item.overrides(recipe).items())]
+    """Return the remedies of a fault's card, and on verl verl's own, that change anything in recipe or engine."""
+    recipe, engine = asdict(session.recipe), asdict(session.engine_spec)
+    return [
+        item
+        for item in offered(cards[planned.fault].remedies, session.engine)
+        if any(recipe[k] != v for k, v in item.overrides(recipe).items())
+        or any(engine[k] != v for k, v in item.engine.items())
+        or item.hydra
+    ]
 
 
 def plan(session: Session, folder: RunFolder, score: Score, cards: Library) -> list[PlannedRun]:
@@ -52,6 +58,7 @@ def plan(session: Session, folder: RunFolder, score: Score, cards: Library) -> l
     return [
         fixed_run(session, folder, planned, item, seed)
         for item in remedies(session, planned, cards)
+        if not item.needs
         for seed in session.seeds
     ]
 
@@ -61,7 +68,10 @@ def fixed_run(
 ) -> PlannedRun:
     """Return one replay of fault and remedy together."""
     recipe = replace(session.recipe, **remedy.overrides(asdict(session.recipe)))
-    run = planned_run(replace(session, recipe=recipe), folder.proxy, planned, seed)
+    own, changes = session.engine_spec, dict[str, Any](remedy.engine)
+    lines = [f"{name}={value}" for name, value in remedy.hydra.items()]
+    engine = replace(own, **changes, hydra=(*own.hydra, *lines))
+    run = planned_run(replace(session, recipe=recipe, engine_spec=engine), folder.proxy, planned, seed)
     return replace(run, id=f"fix.{remedy.id}.{run.id}")
 
 
@@ -94,12 +104,23 @@ def results(
     ]
     found = []
     for item in remedies(session, planned, cards):
+        if item.needs:
+            found.append(
+                replace(untried(planned, item, asdict(session.recipe)), outcome=f"needs {item.needs}")
+            )
+            continue
         homes = [folder.extra / fixed_run(session, folder, planned, item, seed).id for seed in session.seeds]
         if not any((home / "outcome.json").exists() for home in homes):
             continue
         fixed = [curves for home in homes if (curves := finished(home)) is not None]
         found.append(judge(planned, item, asdict(session.recipe), ill, fixed, healthy, calibration, cards))
     return tuple(sorted(found, key=lambda r: -r.gone if r.gone == r.gone else 1e9))
+
+
+def untried(planned: PlannedFault, remedy: Remedy, recipe: dict[str, object]) -> RemedyResult:
+    """Return the result of a remedy of which there is no run."""
+    settings = {**remedy.overrides(recipe), **remedy.engine, **remedy.hydra}
+    return RemedyResult(planned.fault, remedy.id, remedy.what, settings, float("nan"), (), "could not be run")
 
 
 def judge(
@@ -113,9 +134,7 @@ def judge(
     cards: Library,
 ) -> RemedyResult:
     """Return what became of an effect: the share of ‖q‖² that is gone, and which metrics still leave their margin."""
-    empty = RemedyResult(
-        planned.fault, remedy.id, remedy.what, remedy.overrides(recipe), float("nan"), (), "could not be run"
-    )
+    empty = untried(planned, remedy, recipe)
     if not ill or not fixed:
         return empty
     own = replace(calibration, original=calibration.proxy) if calibration is not None else None

@@ -172,6 +172,7 @@ class EngineSpec:
         rollout_dtype: Precision of the rollout's weights: "bf16" or "fp32".
         limit_s: Seconds that a run may take, 0 for no limit.
         launch: The user's own command; None: verl is started with settings that make it the recipe.
+        hydra: Further settings of verl's command line, ``name=value``; they come after all others.
     """
 
     name: str = "local"
@@ -181,9 +182,11 @@ class EngineSpec:
     rollout_dtype: str = "bf16"
     limit_s: float = 0.0
     launch: Launch | None = None
+    hydra: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        """Make a `Launch` of JSON's mapping again."""
+        """Make a `Launch` and a tuple of what JSON has for them."""
+        object.__setattr__(self, "hydra", tuple(self.hydra))
         if isinstance(self.launch, Mapping):
             object.__setattr__(self, "launch", Launch(**self.launch))
 
@@ -192,7 +195,7 @@ class EngineSpec:
         if self.name == "local":
             return []
         own = [self.launch.key()] if self.launch else []
-        return [self.name, self.trainer, self.train_dtype, self.rollout_dtype, *own]
+        return [self.name, self.trainer, self.train_dtype, self.rollout_dtype, *own, *self.hydra]
 
 
 @dataclass(frozen=True)

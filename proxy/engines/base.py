@@ -81,7 +81,7 @@ CAPABILITIES: dict[str, tuple[Capability, ...]] = {
     ),
     # With verl's V0 trainer; what the V1 trainer lacks of it is refused when a run starts.
     "verl": tuple(
-        Capability(stage, form, hook.tensors if form is not Form.EVENT else ())
+        Capability(stage, form, hook.tensors if form is not Form.EVENT or len(hook.stages) == 1 else ())
         for hook in HOOKS
         for stage, form in hook.stages
     ),

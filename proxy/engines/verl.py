@@ -26,7 +26,7 @@ from typing import Any
 from proxy.engines import leases, verl_job, verl_submit, verl_watch
 from proxy.engines.platforms import PLATFORMS
 from proxy.engines.verl_env import find_python
-from proxy.engines.verl_plugin.table import MARKER, hooks_of
+from proxy.engines.verl_plugin.table import MARKER, ROLLOUT, hooks_of
 from proxy.engines.verl_words import RAY_LOGS, last_words, testimony
 from proxy.specs import INJECTION_FAILED, FaultSpec, RunOutcome, RunSpec
 
@@ -60,12 +60,13 @@ def reports(home: Path) -> list[dict[str, Any]]:
 def merge(found: Sequence[Mapping[str, Any]]) -> tuple[dict[str, float], dict[int, dict[str, float]]]:
     """Return (witness, metrics by step) of a whole job from the reports of its processes.
 
-    Means are taken over all calls in all processes, events averaged over the processes that saw them.
+    Means are taken over all calls in all processes, events averaged over the processes that saw them, and so are
+    metrics.
     """
     sums: dict[str, float] = defaultdict(float)
     calls: dict[str, int] = defaultdict(int)
     largest: dict[str, float] = {}
-    metrics: dict[int, dict[str, float]] = defaultdict(dict)
+    seen: dict[int, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for report in found:
         for name, (total, count) in report["witness"].items():
             sums[name] += total
@@ -73,9 +74,13 @@ def merge(found: Sequence[Mapping[str, Any]]) -> tuple[dict[str, float], dict[in
         for name, value in report["largest"].items():
             largest[name] = max(value, largest.get(name, value))
         for step, values in report["metrics"].items():
-            metrics[int(step)] |= values
+            for name, value in values.items():
+                seen[int(step)][name].append(value)
     means = {name: total / calls[name] for name, total in sums.items() if calls[name]}
-    return means | largest, dict(metrics)
+    metrics = {
+        step: {name: sum(all_) / len(all_) for name, all_ in values.items()} for step, values in seen.items()
+    }
+    return means | largest, metrics
 
 
 def check_errors(home: Path) -> None:
@@ -89,7 +94,7 @@ def check_errors(home: Path) -> None:
         raise InjectionFailed(f"{INJECTION_FAILED}: the plugin does not load: {words}")
 
 
-def check_plugin(home: Path, fault: FaultSpec | None, trainer: str) -> None:
+def check_plugin(home: Path, faults: Sequence[FaultSpec], trainer: str, backend: str = ROLLOUT) -> None:
     """Check that the plugin is where it has to be: verl goes on without a word where one does not load.
 
     Raises:
@@ -101,15 +106,14 @@ def check_plugin(home: Path, fault: FaultSpec | None, trainer: str) -> None:
     # A job's output comes a little later than its reports.
     if not found and MARKER not in log.read_text(encoding="utf-8", errors="replace"):
         raise InjectionFailed(f"{INJECTION_FAILED}: the plugin was not loaded by verl")
-    if fault is None:
-        return
     kinds = {report["kind"] for report in found}
     there = {hook for report in found for hook in report["hooks"]}
-    for hook in hooks_of(fault.stage, fault.form, trainer):
-        place = f"{hook.module}:{hook.symbol}" if hook.module else ""
-        if hook.process not in kinds or (place and place not in there):
-            what = place or f"a {hook.process} of ours"
-            raise InjectionFailed(f"{INJECTION_FAILED}: {what} is not in place in verl's {hook.process}")
+    for fault in faults:
+        for hook in hooks_of(fault.stage, fault.form, trainer, backend):
+            place = f"{hook.module}:{hook.symbol}" if hook.module else ""
+            if hook.process not in kinds or (place and place not in there):
+                what = place or f"a {hook.process} of ours"
+                raise InjectionFailed(f"{INJECTION_FAILED}: {what} is not in place in verl's {hook.process}")
 
 
 class Tail:
@@ -308,7 +312,9 @@ def _follow(launcher: Launcher, home: Path, spec: RunSpec, on_step: OnStep, begi
         for step, metrics in tail.poll():
             heard = time.monotonic()
             if step and not checked:
-                check_plugin(home, spec.fault, spec.engine.trainer)
+                check_plugin(
+                    home, verl_job.faults_of(spec), spec.engine.trainer, verl_job.backend_of(spec.engine)
+                )
                 checked = True
             on_step(step, metrics | merge(reports(home))[1].get(step, {}))
             steps = max(steps, step)

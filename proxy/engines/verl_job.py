@@ -21,13 +21,15 @@ from typing import Any
 
 from proxy.embedded import task
 from proxy.engines import verl_own
-from proxy.engines.verl_command import MODULE
-from proxy.engines.verl_plugin.table import ROLLOUT, hooks_of
+from proxy.engines.verl_command import MODULE, joined
+from proxy.engines.verl_plugin.table import ROLLOUT, VALIDATION, hooks_of
 from proxy.specs import EngineSpec, FaultSpec, Launch, Recipe, RunSpec
-from taxonomy.stages import Form, Stage
+from taxonomy.stages import Form
 
 PACKAGE = "rl_diagnose_plugin"
 ENTRY = f"{PACKAGE}.proxy.engines.verl_plugin.entry"
+VLLM_ENTRY = f"{PACKAGE}.proxy.engines.verl_plugin.vllm_hooks:register"
+"""What vLLM's processes find among their plugins: a distribution needs no more than a folder on the module path."""
 SHARED = (
     "taxonomy.stages",
     "proxy.specs",
@@ -46,6 +48,9 @@ SHARED = (
 )
 """Modules that the plugin shares with the local engine."""
 
+HYDRA = {"lr", "max_grad_norm", "kl_coef", "clip_ratio", "epochs"}
+"""Recipe fields that a fault may change by verl's command line alone; the others change inside verl's processes."""
+
 _IMPORT = re.compile(r"^(\s*(?:from|import)\s+)(taxonomy|proxy)\b", re.MULTILINE)
 _BF16_DTYPES = {"fp32": "float32", "bf16": "bfloat16"}
 
@@ -62,15 +67,27 @@ def source_of(module: str) -> Path:
     return Path(spec.origin)
 
 
-def carried(fault: FaultSpec | None) -> dict[str, Path]:
+def faults_of(spec: RunSpec) -> tuple[FaultSpec, ...]:
+    """Return the faults of a run, none for a healthy one."""
+    return (spec.fault, *spec.also) if spec.fault else ()
+
+
+def backend_of(engine: EngineSpec) -> str:
+    """Return the name of the rollout backend that a run has: on a CPU it is ours, whatever the command names."""
+    launch = engine.launch
+    return launch.rollout if launch and launch.platform != "cpu" else ROLLOUT
+
+
+def carried(faults: Sequence[FaultSpec] = ()) -> dict[str, Path]:
     """Return the modules that go into the plugin: name → file."""
     plugin = Path(__file__).parent / "verl_plugin"
     found = {f"proxy.engines.verl_plugin.{file.stem}": file for file in sorted(plugin.glob("*.py"))}
     found |= {module: source_of(module) for module in SHARED}
     injections = source_of("taxonomy.inject").parent
     found |= {f"taxonomy.inject.{file.stem}": file for file in sorted(injections.glob("*.py"))}
-    if fault and (module := fault.inject.partition(":")[0]) not in found:
-        found[module] = source_of(module)
+    for fault in faults:
+        if (module := fault.inject.partition(":")[0]) not in found:
+            found[module] = source_of(module)
     return found
 
 
@@ -92,6 +109,10 @@ def write_plugin(home: Path, modules: Mapping[str, Path]) -> None:
         origin[module] = hashlib.sha256(source.encode()).hexdigest()
     for folder in [root, *(path for path in root.rglob("*") if path.is_dir())]:
         (folder / "__init__.py").touch()
+    info = home / f"{PACKAGE}-1.dist-info"
+    info.mkdir(exist_ok=True)
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {PACKAGE}\nVersion: 1\n")
+    (info / "entry_points.txt").write_text(f"[vllm.general_plugins]\nrl_diagnose = {VLLM_ENTRY}\n")
     (root / "ORIGIN").write_text(json.dumps(origin, indent=1, sort_keys=True))
 
 
@@ -133,10 +154,12 @@ def compute_score(data_source, solution_str, ground_truth, extra_info=None, **_)
 """The reward function's file. verl loads it by path under a name of its own: it can't hold the dataclasses itself."""
 
 
-def by_hydra(fault: FaultSpec | None) -> bool:
-    """Whether a fault is a change of settings for the whole run, so that the command line alone makes it."""
+def by_hydra(spec: RunSpec) -> bool:
+    """Whether a run's fault is a change of settings for the whole run, so that the command line alone makes it."""
+    fault = spec.fault
     return (
         fault is not None
+        and not spec.also
         and fault.form == Form.OVERRIDES
         and fault.from_step <= 1
         and not fault.until_step
@@ -146,34 +169,26 @@ def by_hydra(fault: FaultSpec | None) -> bool:
 
 def checked(spec: RunSpec) -> None:
     """Raise `CannotExpress` where verl, or this version of the engine, cannot carry out a run."""
-    fault, trainer = spec.fault, spec.engine.trainer
-    launch = spec.engine.launch
+    launch, trainer = spec.engine.launch, spec.engine.trainer
     if trainer not in ("v0", "v1"):
         raise CannotExpress(f"verl has no trainer {trainer!r}; there are v0 and v1")
     for dtype in (spec.engine.train_dtype, spec.engine.rollout_dtype):
         if dtype not in _BF16_DTYPES:
             raise CannotExpress(f"the verl engine has no precision {dtype!r}; there are fp32 and bf16")
-    if spec.also:
-        raise CannotExpress(
-            "the verl engine injects one fault at a time; several at once are for the local engine"
-        )
     if spec.recipe.exact:
         raise CannotExpress("verl always has a rollout of its own: recipe.exact is for the local engine")
     if spec.recipe.prompts % spec.recipe.mini_batches:
         raise CannotExpress("verl cuts a step by prompts: prompts must be a multiple of mini_batches")
-    if fault and not hooks_of(fault.stage, fault.form, trainer):
-        raise CannotExpress(
-            f"the verl engine has no {fault.form} injection at the {fault.stage} stage under the {trainer} trainer"
-        )
-    if fault and launch and launch.platform != "cpu" and fault.stage == Stage.ROLLOUT:
-        raise CannotExpress(
-            f"the {fault.stage} stage is hooked in the CPU rollout alone, not in {launch.rollout or 'this one'}"
-        )
-    if fault and launch and not launch.strategy.startswith("fsdp"):
-        places = [
-            hook.symbol for hook in hooks_of(fault.stage, fault.form, trainer) if ".fsdp." in hook.module
-        ]
-        if places:
+    backend = backend_of(spec.engine)
+    for fault in faults_of(spec):
+        hooks = hooks_of(fault.stage, fault.form, trainer, backend)
+        if not hooks:
+            raise CannotExpress(
+                f"the verl engine has no {fault.form} injection at the {fault.stage} stage under the "
+                f"{trainer} trainer with the {backend} rollout"
+            )
+        places = [hook.symbol for hook in hooks if ".fsdp." in hook.module]
+        if places and launch and not launch.strategy.startswith("fsdp"):
             raise CannotExpress(f"{', '.join(places)} is hooked for FSDP alone, not for {launch.strategy}")
 
 
@@ -183,15 +198,21 @@ def overridden(spec: RunSpec) -> dict[str, Any]:
     Raises:
         CannotExpress: One of them is none that verl can be given.
     """
-    fault = spec.fault
-    if fault is None or fault.form != Form.OVERRIDES:
-        return {}
-    module, _, name = fault.inject.partition(":")
-    fields: dict[str, Any] = getattr(importlib.import_module(module), name)(fault.params, asdict(spec.recipe))
-    can = {t for hook in hooks_of(fault.stage, fault.form, spec.engine.trainer) for t in hook.tensors}
-    can |= {"lr", "max_grad_norm", "kl_coef", "clip_ratio", "epochs"}
-    if wrong := sorted(set(fields) - can):
-        raise CannotExpress(f"the verl engine cannot change {', '.join(wrong)}")
+    fields: dict[str, Any] = {}
+    backend = backend_of(spec.engine)
+    for fault in faults_of(spec):
+        if fault.form != Form.OVERRIDES:
+            continue
+        module, _, name = fault.inject.partition(":")
+        made = getattr(importlib.import_module(module), name)(fault.params, asdict(spec.recipe))
+        can = {
+            t
+            for hook in hooks_of(fault.stage, fault.form, spec.engine.trainer, backend)
+            for t in hook.tensors
+        }
+        if wrong := sorted(set(made) - can - HYDRA):
+            raise CannotExpress(f"the verl engine cannot change {', '.join(wrong)}")
+        fields |= made
     if spec.engine.launch and "kl_coef" in fields and not spec.recipe.kl_coef:
         raise CannotExpress(
             "the command trains without a KL loss (actor.use_kl_loss): there is none to change"
@@ -206,7 +227,7 @@ def write_job(home: Path, spec: RunSpec, checkpoint: Path) -> list[str]:
         CannotExpress: verl cannot carry out this run.
     """
     checked(spec)
-    settled, modules = settled_by_hydra(spec), carried(spec.fault)
+    settled, modules = settled_by_hydra(spec), carried(faults_of(spec))
     launch = spec.engine.launch
     shutil.rmtree(home, ignore_errors=True)
     home.mkdir(parents=True)
@@ -214,12 +235,14 @@ def write_job(home: Path, spec: RunSpec, checkpoint: Path) -> list[str]:
     if launch is None:  # the user's own command has data and a reward of its own
         write_data(home, spec.recipe, spec.seed)
         (home / "reward.py").write_text(REWARD)
-    fault = spec.fault and replace(spec.fault, inject=f"{PACKAGE}.{spec.fault.inject}")
+    faults = [asdict(replace(fault, inject=f"{PACKAGE}.{fault.inject}")) for fault in faults_of(spec)]
     job = {
         "recipe": asdict(spec.recipe),
         "seed": spec.seed,
-        "fault": fault and asdict(fault),
+        "faults": faults,
         "by_hydra": sorted(settled),
+        "trainer": spec.engine.trainer,
+        "backend": backend_of(spec.engine),
         "platform": launch.platform if launch else "cpu",
         "rollout": {"checkpoint": str(checkpoint), "dtype": _BF16_DTYPES[spec.engine.rollout_dtype]},
     }
@@ -237,14 +260,17 @@ def settings_of(home: Path, spec: RunSpec, checkpoint: Path, fields: Mapping[str
         fields: What the fault changes of the recipe by the command line.
     """
     if spec.engine.launch is not None:
-        return list(verl_own.overrides(home, spec, checkpoint))
+        further = [f"++{setting}" for setting in spec.engine.hydra]
+        return list(joined(verl_own.overrides(home, spec, checkpoint), further))
     return overrides(home, replace(spec.recipe, **fields), spec.seed, spec.engine, checkpoint)
 
 
 def settled_by_hydra(spec: RunSpec) -> dict[str, Any]:
     """Return what the command line changes of the recipe. With the user's own it is the plugin that changes it."""
     fields = overridden(spec)
-    return fields if spec.engine.launch is None and by_hydra(spec.fault) else {}
+    if spec.engine.launch is not None or not by_hydra(spec):
+        return {}
+    return {name: value for name, value in fields.items() if name in HYDRA}
 
 
 def flags_of(spec: RunSpec) -> tuple[str, ...]:
@@ -292,6 +318,7 @@ def overrides(home: Path, recipe: Recipe, seed: int, engine: EngineSpec, checkpo
         f"{actor}.optim.clip_grad": recipe.max_grad_norm,
         f"{actor}.optim.betas": "[0.9,0.999]",
         f"{actor}.optim.weight_decay": 0.01,
+        f"{actor}.optim.lr_warmup_steps": recipe.warmup_steps or -1,
         f"{ref}.strategy": "fsdp2",
         f"{ref}.use_torch_compile": False,
         f"{ref}.fsdp_config.use_torch_compile": False,
@@ -307,8 +334,9 @@ def overrides(home: Path, recipe: Recipe, seed: int, engine: EngineSpec, checkpo
         f"{rollout}.seed": seed,
         f"{rollout}.log_prob_micro_batch_size_per_gpu": batch,
         f"{rollout}.agent.num_workers": 1,
-        f"{rollout}.val_kwargs.temperature": recipe.temperature,
-        f"{rollout}.val_kwargs.do_sample": True,
+        f"{rollout}.val_kwargs.temperature": 0.0 if recipe.eval_greedy else recipe.temperature,
+        f"{rollout}.val_kwargs.top_k": VALIDATION,
+        f"{rollout}.val_kwargs.do_sample": not recipe.eval_greedy,
         f"{rollout}.val_kwargs.n": 1,
         "reward.num_workers": 1,
         "reward.custom_reward_function.path": home / "reward.py",
@@ -334,11 +362,17 @@ def overrides(home: Path, recipe: Recipe, seed: int, engine: EngineSpec, checkpo
         "hydra.run.dir": home / "hydra",
         "hydra.output_subdir": "null",
     }
+    if recipe.importance_cap:
+        settings |= {
+            "algorithm.rollout_correction.rollout_is": "token",
+            "algorithm.rollout_correction.rollout_is_threshold": recipe.importance_cap,
+        }
     if engine.trainer == "v1":
         settings |= {
             "transfer_queue.backend.SimpleStorage.num_data_storage_units": 1,
             "transfer_queue.backend.SimpleStorage.total_storage_size": 4000,
         }
+    settings |= dict(setting.split("=", 1) for setting in engine.hydra)
     return [f"{name}={value}" for name, value in settings.items()]
 
 

@@ -176,7 +176,7 @@ def test_a_plugin_that_is_not_in_place_is_no_fault(tmp_path, log, found, words):
     for index, content in enumerate(found):
         (tmp_path / "reports" / f"{index}.json").write_text(json.dumps(content))
     with pytest.raises(InjectionFailed, match=words) as caught:
-        check_plugin(tmp_path, FAULT, "v0")
+        check_plugin(tmp_path, [FAULT], "v0")
     assert str(caught.value).startswith(verl.INJECTION_FAILED)
 
 
@@ -184,7 +184,7 @@ def test_a_plugin_in_place_is_believed(tmp_path):
     (tmp_path / "verl.log").write_text(f"x\n{MARKER}\n")
     (tmp_path / "reports").mkdir()
     (tmp_path / "reports" / "t.json").write_text(json.dumps(report("trainer", hooks=[PLACE])))
-    check_plugin(tmp_path, FAULT, "v0")
+    check_plugin(tmp_path, [FAULT], "v0")
 
 
 FAKE_VERL = """#!{python}

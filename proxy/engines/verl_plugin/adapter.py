@@ -14,6 +14,7 @@ import asyncio
 import re
 from collections import Counter
 from collections.abc import Iterable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,9 +26,10 @@ from verl.workers.rollout.base import BaseRollout
 from verl.workers.rollout.replica import RolloutReplica, TokenOutput
 
 from proxy.engines import local, policy, rollout
+from proxy.engines.taps import RouteLog, Taps
 from proxy.engines.verl_plugin.state import process, told
-from proxy.engines.verl_plugin.table import ROLLOUT, SERVER
-from taxonomy.stages import Stage
+from proxy.engines.verl_plugin.table import ROLLOUT, SERVER, VALIDATION
+from taxonomy.stages import Action, Stage
 
 QUIET_S = 0.05
 """A batch is complete when a full step's requests are there, or when none came for so long."""
@@ -68,7 +70,9 @@ class Server:
         state = process()
         state.kind = SERVER
         job = state.job["rollout"]
-        self._policy = policy.load(Path(job["checkpoint"]), getattr(torch, job["dtype"]), torch.device("cpu"))
+        self._home = Path(job["checkpoint"])
+        self._policy = policy.load(self._home, getattr(torch, job["dtype"]), torch.device("cpu"))
+        self._prefix: policy.Policy | None = None  # the weights of a stale prefix cache
         self._shares: list[Tensor] = []
         self._waiting: list[Request] = []
         self._seen: Counter[tuple[int, ...]] = Counter()
@@ -79,6 +83,15 @@ class Server:
     def ready(self) -> bool:
         """Return True: the constructor has run."""
         return True
+
+    @told
+    def before_sync(self, step: int) -> None:
+        """Keep the weights as they are, where the cache of the prompts is not flushed with the coming ones."""
+        state = process()
+        if state.injector.event(Stage.ROLLOUT, state.context(at=step)) is Action.DO:
+            self._prefix = None
+        elif self._prefix is None:
+            self._prefix = local.copied(self._policy, self._home, torch.device("cpu"))
 
     @torch.no_grad()
     def load_weights(self, weights: list[tuple[str, Tensor]]) -> None:
@@ -153,43 +166,66 @@ class Server:
         tokens_BP = torch.tensor([[model.pad] * pad + request.prompt for pad, request in rows])
         mask_BP = torch.tensor([[0] * pad + [1] * len(request.prompt) for pad, request in rows])
         params = batch[0].params
+        validation = params.get("top_k") == VALIDATION
         context = state.context(top_k=model.top_k, num_experts=model.num_experts)
 
+        masks: list[Tensor] = []
+
         def tap(name: str, tensor: Tensor) -> Tensor:
+            if name == "attention_mask":
+                masks[:] = [tensor]
             changed: Tensor = state.injector.transform(Stage.ROLLOUT, name, tensor, context)
             return changed
 
-        def route(position: int, routes: policy.Routes) -> policy.Routes:
-            moment = state.context(
-                top_k=model.top_k,
-                num_experts=model.num_experts,
-                layer=model.layers[position],
-                routing_share_E=self._shares[position],
-            )
-            changed: policy.Routes = state.injector.transform(Stage.ROLLOUT, "routes", routes, moment)
-            return changed
+        def live(tokens: int) -> Tensor:
+            mask_BL = (
+                masks[0] if masks else mask_BP[:, :-1]
+            )  # none yet: older weights fill the prompts' cache
+            return mask_BL[:, -(tokens // len(batch)) :].flatten()
 
-        model.hook = route
-        found = rollout.generate(
-            model,
-            tokens_BP,
-            mask_BP,
-            max_new_tokens=params.get("max_tokens") or state.recipe.max_new_tokens,
-            temperature=float(params["temperature"]),
-            generator=[local.seeded("rollout", state.seed, r.place, *r.prompt) for r in batch],
-            tap=tap,
+        cap = int(params.get("max_tokens") or state.recipe.max_new_tokens)
+        asked = (
+            cap if validation else min(cap, state.injector.recipe(state.recipe, state.step).max_new_tokens)
         )
-        model.hook = None
-        state.report()
+        log, taps = RouteLog(), Taps(state.injector, self._shares)
+        if self._prefix is not None:
+            state.saw(prefix_change=rollout.cache_distance(model, self._prefix, tokens_BP, mask_BP))
+        with ExitStack() as stack:
+            for one in (model, self._prefix):
+                if one is not None:
+                    stack.enter_context(
+                        taps.over(one, Stage.ROLLOUT, context, log=log, batch=len(batch), live_T=live)
+                    )
+            found = rollout.generate(
+                model,
+                tokens_BP,
+                mask_BP,
+                max_new_tokens=asked,
+                temperature=float(params["temperature"]),
+                generator=[local.seeded("rollout", state.seed, r.place, *r.prompt) for r in batch],
+                tap=tap,
+                prefix=self._prefix,
+            )
         response_BR = found.tokens_BL[:, width:]
+        mask_BR = found.response_mask_BR.bool()
+        if state.injector.active(state.step) and not validation:
+            short_B = ~((response_BR == model.eos) & mask_BR).any(-1) & (mask_BR.sum(-1) < cap)
+            state.saw(cut_short=float(short_B.float().mean()))
+        state.report()
+        # (B, L, layers, K): an expert with weight 0 was not used.
+        routes_BLMK = torch.stack(
+            [torch.where(weights != 0, ids, -1) for ids, weights in log.joined()], 2
+        ).to(torch.int16)
         answers = []
-        for ids_R, log_probs_R, mask_R in zip(
-            response_BR, found.log_probs_BR, found.response_mask_BR.bool(), strict=True
+        for row, (ids_R, log_probs_R, mask_R) in enumerate(
+            zip(response_BR, found.log_probs_BR, mask_BR, strict=True)
         ):
+            fed = slice(pads[row], width + int(mask_R.sum()) - 1)
             answers.append(
                 TokenOutput(
                     token_ids=ids_R[mask_R].tolist(),
                     log_probs=log_probs_R[mask_R].tolist(),
+                    routed_experts=routes_BLMK[row, fed].numpy(),
                     stop_reason="completed",
                     extra_fields={"global_steps": state.step - 1},
                 )
@@ -243,6 +279,7 @@ class Adapter(BaseRollout):  # type: ignore[misc]
         """Send the weights in buckets, then say that a step begins."""
         assert wire_format == "named_tensors", wire_format
         server = ray.get_actor(server_name(0))
+        await server.before_sync.remote(process().step)
         bucket: list[tuple[str, Tensor]] = []
         size, sent = 0, False
         for name, tensor in weights:

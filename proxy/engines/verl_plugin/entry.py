@@ -9,9 +9,9 @@ from __future__ import annotations
 import os
 import sys
 
-from proxy.engines.verl_plugin import hooks, platform
+from proxy.engines.verl_plugin import hooks, platform, vllm_hooks
 from proxy.engines.verl_plugin.state import process
-from proxy.engines.verl_plugin.table import MARKER
+from proxy.engines.verl_plugin.table import MARKER, VLLM
 
 
 def install() -> None:
@@ -19,6 +19,10 @@ def install() -> None:
     if process().job["platform"] == "cpu":
         platform.patch_torch()
     hooks.install()
+    if (
+        process().job["backend"] == VLLM
+    ):  # a worker of vLLM's that imports verl, whether or not it finds plugins
+        vllm_hooks.register()
     print(f"{MARKER} (pid {os.getpid()})", file=sys.stderr, flush=True)
 
 

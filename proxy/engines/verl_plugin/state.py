@@ -16,7 +16,7 @@ from functools import cache, wraps
 from pathlib import Path
 from typing import Any
 
-from proxy.engines.injector import Injector
+from proxy.engines.injector import Combination, Injector
 from proxy.engines.verl_plugin.table import JOB_VARIABLE
 from proxy.specs import FaultSpec, Recipe
 from taxonomy.stages import StageContext
@@ -30,21 +30,44 @@ class Process:
         self.job: dict[str, Any] = json.loads((folder / "job.json").read_text())
         self.recipe = Recipe(**self.job["recipe"])
         self.seed = int(self.job["seed"])
-        fault = self.job["fault"]
-        self.injector = Injector(FaultSpec(**fault) if fault else None, self.seed)
+        faults = [FaultSpec(**fault) for fault in self.job["faults"]]
+        self.injector = (
+            Combination(faults, self.seed)
+            if len(faults) > 1
+            else Injector(faults[0] if faults else None, self.seed)
+        )
         self.step = 1
         """Training step that is going on or comes next."""
-        self.updates = 0
-        """Optimizer updates of this step so far."""
+        self.norms: list[float] = []
+        """Gradient norm of each optimizer update of this step so far."""
+        self.probe: Any = None
+        self.syncs = 0
+        """Weight updates so far, counted in vLLM's processes."""
+        self.loads: dict[int, Any] = {}
+        """Tokens by expert of each of vLLM's routers, while the fault does not act."""
+        self._shares: Any = None
+        self._tally: tuple[int, Any] = (0, None)
         self.kind = "other"
         self.hooks: list[str] = []
         self.largest: dict[str, float] = {}
         self.metrics: dict[int, dict[str, float]] = defaultdict(dict)
         self.error = ""
 
-    def context(self, **more: Any) -> StageContext:
-        """Return the context of an injection at this step."""
-        return StageContext(self.step, self.recipe.temperature, **more)
+    def context(self, at: int = 0, **more: Any) -> StageContext:
+        """Return the context of an injection at this step, or at step `at`."""
+        return StageContext(at or self.step, self.recipe.temperature, **more)
+
+    def shares(self, measure: Callable[[], Any]) -> Any:
+        """Return the healthy routing shares by layer, measured at the first call."""
+        if self._shares is None:
+            self._shares = measure()
+        return self._shares
+
+    def tally(self, make: Callable[[], Any]) -> Any:
+        """Return the routing sums of this step, begun anew with every step."""
+        if self._tally[0] != self.step:
+            self._tally = (self.step, make())
+        return self._tally[1]
 
     def saw(self, **numbers: float) -> None:
         """Keep the largest value of each number that was measured while the fault was active."""
