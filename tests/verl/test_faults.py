@@ -35,11 +35,11 @@ FIRST = (
     "balancing_misscaled",
     "completion_cap_too_short",
     "optimizer_state_lost",
+    "gradient_clipping_off",
 )
 SECOND = (
     "replay_misaligned",
     "reward_noise",
-    "half_precision_gradients",
     "router_frozen",
     "stale_prefix_cache",
     "reference_reanchored",
@@ -48,11 +48,17 @@ SECOND = (
     "rollout_temperature_missing",
     "expert_permutation",
     "kl_coefficient_too_large",
-    "gradient_clipping_off",
     "excess_inner_epochs",
 )
-# Rows that a fault makes longer are not those of a route that another fault of the same pass knows.
-QUEUED = ("prompt_mismatch", "packed_sequences_leak", *(name for name in FIRST if name != "capacity_drop"))
+# Rows that a fault makes longer are not those of a route that another fault of the same pass knows, and where no
+# update comes through there is none to tell apart.
+APART = {"capacity_drop", "router_lr_too_high", "optimizer_state_lost", "gradient_clipping_off"}
+QUEUED = (
+    "prompt_mismatch",
+    "packed_sequences_leak",
+    "half_precision_gradients",
+    *(name for name in FIRST if name not in APART),
+)
 RUNS = {"first": (FIRST, "v0"), "second": (SECOND, "v0"), "queued": (QUEUED, "v1")}
 
 
