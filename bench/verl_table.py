@@ -26,6 +26,7 @@ from diagnose.score.score import score
 from diagnose.scoring import judge_witness
 from diagnose.session import fault_spec
 from proxy.engines.verl_env import find_python
+from proxy.engines.verl_plugin.table import DRIVER, HOOKS, ROLLOUT, SERVER, TRAINER, VLLM, VLLM_HOOKS
 from proxy.specs import EngineSpec, Recipe, RunSpec
 from taxonomy.metrics import METRIC_BY_NAME
 from taxonomy.registry import library
@@ -67,7 +68,36 @@ LOGS = 2
 """Healthy logs beside an incident, and healthy replays of a run."""
 NAMING = (Verdict.REPRODUCED, Verdict.REPRODUCED_NOT_SPECIFIC)
 MARK = "<!-- made by bench.verl_table -->"
+HOOKED = "<!-- made by bench.verl_table from proxy/engines/verl_plugin/table.py -->"
 ARROWS = {Direction.UP: "↑", Direction.DOWN: "↓", Direction.NONE: "–", Direction.UNDETERMINED: "?"}
+
+
+def hooks_table() -> str:
+    """Return the page's table of places in verl (and vLLM), from the plugin's own."""
+    processes = {DRIVER: "driver", TRAINER: "training worker", SERVER: "rollout server"}
+    lines = ["| stage | form | what a fault sees or changes | process | function |", "|---|---|---|---|---|"]
+    for hook in (*HOOKS, *VLLM_HOOKS):
+        if not hook.stages:
+            continue
+        stages = ", ".join(dict.fromkeys(stage.value for stage, _ in hook.stages))
+        forms = ", ".join(dict.fromkeys(form.value for _, form in hook.stages))
+        file = hook.module.rpartition(".")[2]
+        place = f"`{hook.symbol if '.' in hook.symbol else f'{file}.{hook.symbol}'}`"
+        place = "the plugin's own server" if hook.rollout == ROLLOUT else place
+        only = f" ({hook.trainers[0].upper()})" if len(hook.trainers) == 1 else ""
+        where = " (vLLM: not run here)" if hook.rollout == VLLM else ""
+        seen = ", ".join(hook.tensors)
+        lines.append(f"| {stages} | {forms} | {seen} | {processes[hook.process]} | {place}{only}{where} |")
+    return "\n".join(lines)
+
+
+def between(text: str, mark: str, made: str) -> str:
+    """Return a page with what stands between two marks replaced; a page without them gets both at its end."""
+    if mark not in text:
+        text = f"{text}{mark}\n{mark}\n"
+    before, _, rest = text.partition(mark)
+    _, _, after = rest.partition(mark)
+    return f"{before}{mark}\n{made}\n{mark}{after}"
 
 
 def specs(steps: int, seeds: Mapping[str, int], faults: Sequence[str]) -> dict[str, RunSpec]:
@@ -247,7 +277,11 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--faults", default=",".join(FAULTS))
     parser.add_argument("--page", type=Path, default=Path("docs/verl.md"))
+    parser.add_argument("--hooks", action="store_true", help="only the table of places in verl")
     arguments = parser.parse_args()
+    if arguments.hooks:
+        arguments.page.write_text(between(arguments.page.read_text(), HOOKED, hooks_table()))
+        return
     faults = arguments.faults.split(",")
     work = arguments.work.absolute()
     find_python()
@@ -257,10 +291,8 @@ def main() -> None:
     found = compared(curves, work, faults)
     command = shlex.join(["python", "-m", "bench.verl_table", *sys.argv[1:]])
     made = page(curves, found, command, work)
-    text = arguments.page.read_text() if arguments.page.exists() else f"{MARK}\n{MARK}\n"
-    before, _, rest = text.partition(MARK)
-    _, _, after = rest.partition(MARK)
-    arguments.page.write_text(f"{before}{MARK}\n{made}\n{MARK}{after}")
+    text = arguments.page.read_text() if arguments.page.exists() else ""
+    arguments.page.write_text(between(between(text, HOOKED, hooks_table()), MARK, made))
     print(made)
 
 

@@ -13,9 +13,9 @@ from diagnose.result import Direction, ProbeResult
 from diagnose.score.calibration import Calibration, SeedSet
 from diagnose.session import PlannedFault, Session, fault_spec
 from diagnose.store import RunFolder
-from proxy.specs import BuildSpec, Recipe
+from proxy.specs import BuildSpec, EngineSpec, Recipe
 from taxonomy.registry import library
-from taxonomy.remedies import REMEDIES, REMEDY_BY_ID
+from taxonomy.remedies import OF_VERL, REMEDIES, REMEDY_BY_ID, offered
 from tests.fixtures.results import candidate, kl_spike
 from tests.unit.test_score import CLIP, GAP, KL, LIBRARY, REWARD, WORLD, Verdict
 
@@ -204,3 +204,34 @@ def test_enough_cards_name_a_remedy_and_no_remedy_is_the_fault_switched_off():
     assert len(with_remedy) >= 10
     assert "slower" not in CARDS["learning_rate_too_high"].remedies
     assert "stronger_kl" not in CARDS["kl_term_missing"].remedies + CARDS["kl_sign_flipped"].remedies
+
+
+def on_verl(*faults):
+    return session(*faults, engine="verl", engine_spec=EngineSpec("verl", rollout_dtype="bf16"))
+
+
+def test_verl_has_remedies_of_its_own_where_rollout_and_trainer_disagree(tmp_path):
+    score = replace(kl_spike().score, ranking=(candidate("stale_weights", Verdict.REPRODUCED, 0.1),))
+    runs_of = {
+        run.id.split(".")[1]: run
+        for run in remedies.plan(on_verl("stale_weights"), RunFolder(tmp_path), score, CARDS)
+    }
+    tried = {remedy.id for remedy in OF_VERL if not remedy.needs}
+    assert set(runs_of) == {*CARDS["stale_weights"].remedies, *tried}
+    sequence = runs_of["sequence_weights"].spec
+    assert "algorithm.rollout_correction.rollout_is=sequence" in sequence.engine.hydra
+    assert sequence.recipe.old_log_prob == "trainer" and sequence.fault.id == "stale_weights"
+    assert runs_of["same_precision"].spec.engine.rollout_dtype == "fp32"
+    keys = {run.spec.key("model") for run in runs_of.values()}
+    assert len(keys) == len(runs_of), "two remedies are one run"
+
+
+def test_verls_remedies_are_not_offered_elsewhere():
+    assert {item.id for item in offered(["importance_weights"], "local")} == {"importance_weights"}
+    assert {item.id for item in offered(["stronger_kl"], "verl")} == {"stronger_kl"}
+
+
+def test_a_remedy_that_the_engine_lacks_is_named_with_what_it_needs(tmp_path):
+    score = replace(kl_spike().score, ranking=(candidate("stale_weights", Verdict.REPRODUCED, 0.1),))
+    found = remedies.results(on_verl("stale_weights"), RunFolder(tmp_path), score, [], None, CARDS)
+    assert [(item.remedy, item.outcome.split()[0]) for item in found] == [("router_replay", "needs")]

@@ -191,3 +191,10 @@ def test_two_faults_at_once_go_into_the_job_in_order(tmp_path):
     assert [fault["id"] for fault in job["faults"]] == ["reward_flipped", "learning_rate_too_high"]
     # With company, a change of settings is left to the plugin, which knows which of them is active.
     assert job["by_hydra"] == [] and float(settings["actor_rollout_ref.actor.optim.lr"]) == Recipe().lr
+
+
+def test_the_page_has_the_table_of_today():
+    from bench.verl_table import HOOKED, hooks_table
+
+    page = (Path(verl_job.__file__).parents[2] / "docs" / "verl.md").read_text()
+    assert page.split(HOOKED)[1].strip() == hooks_table()

@@ -50,9 +50,15 @@ SECOND = (
     "kl_coefficient_too_large",
     "excess_inner_epochs",
 )
-# Rows that a fault makes longer are not those of a route that another fault of the same pass knows, and where no
-# update comes through there is none to tell apart.
-APART = {"capacity_drop", "router_lr_too_high", "optimizer_state_lost", "gradient_clipping_off"}
+# Rows that a fault makes longer are not those of a route that another fault of the same pass knows; where no update
+# comes through there is none to tell apart; and responses that all end at a cap are all of one length.
+APART = {
+    "capacity_drop",
+    "router_lr_too_high",
+    "optimizer_state_lost",
+    "gradient_clipping_off",
+    "completion_cap_too_short",
+}
 QUEUED = (
     "prompt_mismatch",
     "packed_sequences_leak",
