@@ -7,14 +7,17 @@ fault ids, and the public sources that cards cite stay.
 from __future__ import annotations
 
 import getpass
+import os
 import re
 import socket
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from diagnose.redact import redact
+from taxonomy.metrics import METRIC_BY_NAME
+from taxonomy.observations import DIRECTIONS, ONSETS, PATTERNS
 
 PUBLIC_HOSTS = (
     "github.com",
@@ -142,6 +145,46 @@ class Anonymizer:
             kept.append(match[0])
             return f"\x00{len(kept) - 1}\x00"
         return f"{match['scheme']}:{self._as(match['host'] + match['rest'], 'host')}"
+
+
+_FILE = re.compile(r"\.[A-Za-z]\w*$")
+_QUOTED = re.compile(r"(?<!\w)'(?:[^'\\\n]|\\.)*'(?!\w)|(?<!\w)\"(?:[^\"\\\n]|\\.)*\"(?!\w)")
+
+
+def without_quotes(text: str) -> str:
+    """Return text without what it quotes of others; apostrophes stay."""
+    return _QUOTED.sub("‹text›", text)
+
+
+def of_command_line(arguments: Sequence[str], names: Iterable[str] = ()) -> Callable[[str], str]:
+    """Return what an error passes through before anything else is known than the command line.
+
+    Args:
+        arguments: The words typed. Those that are a file or look like a path go, and the values of facts and
+            observations.
+        names: Foreign words that the error names.
+    """
+    values = [
+        arguments[at + 1] for at, word in enumerate(arguments[:-1]) if word in ("--context", "--observed")
+    ]
+    words = [word.partition("=")[2] or word for word in arguments if word not in values]
+    hide = Anonymizer.of_machine(
+        [word for word in words if "/" in word or "\\" in word or _FILE.search(word) or _is_there(word)],
+        [*names, *(part for value in values for part in value.split("=") if not _is_public(part))],
+    )
+    return lambda text: hide(without_quotes(text))
+
+
+def _is_there(path: str) -> bool:
+    try:
+        return os.path.lexists(path)
+    except (OSError, ValueError):
+        return False
+
+
+def _is_public(word: str) -> bool:
+    """Whether a word of a fact or an observation is one of ours."""
+    return word in METRIC_BY_NAME or all(part in DIRECTIONS | ONSETS | PATTERNS for part in word.split(":"))
 
 
 def names_in(context: Mapping[str, object]) -> list[str]:

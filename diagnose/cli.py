@@ -66,8 +66,17 @@ def invoke(arguments: list[str]) -> int:
 
             traceback.print_exc()
         message, mend, code = explain(error)
-        Terminal().error(message, mend)
+        _last_words(arguments, error).error(message, mend)
         return code
+
+
+def _last_words(arguments: list[str], error: Exception) -> Terminal:
+    """Return the terminal that an error is printed on: it may be pasted somewhere, as any answer."""
+    if "--anonymize" not in arguments:
+        return Terminal()
+    from diagnose.anonymize import of_command_line
+
+    return Terminal(anonymizer=of_command_line(arguments, getattr(error, "names", ())))
 
 
 def explain(error: Exception) -> tuple[str, str, ExitCode]:

@@ -24,7 +24,8 @@ class Terminal:
     Attributes:
         verbosity: −1 says errors only, 0 progress, 1 also details.
         json_only: stdout is for one JSON document; tables are not printed.
-        anonymizer: What everything that leaves the machine passes through (stdout, reports, playbooks); None: as it is.
+        anonymizer: What everything that leaves the machine passes through (stdout, warnings, errors, reports,
+            playbooks); None: as it is.
     """
 
     verbosity: int = 0
@@ -56,14 +57,16 @@ class Terminal:
 
     def warn(self, text: str) -> None:
         """Print a warning."""
-        self.say(f"warning: {text}")
+        self.say(self.outgoing(f"warning: {text}"))
 
     def error(self, message: str, mend: str = "") -> None:
         """Print an error, and what to do about it, whatever the verbosity."""
-        for line in message.splitlines():  # a playbook tells all that is wrong with it, one a line
+        for line in self.outgoing(
+            message
+        ).splitlines():  # a playbook tells all that is wrong with it, one a line
             print(f"error: {literal(line)}", file=sys.stderr, flush=True)
         if mend:
-            print(f"mend: {literal(mend)}", file=sys.stderr, flush=True)
+            print(f"mend: {literal(self.outgoing(mend))}", file=sys.stderr, flush=True)
 
     def data(self, text: str) -> None:
         """Print data: as it is, or anonymized."""

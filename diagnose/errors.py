@@ -23,13 +23,19 @@ class ExitCode(IntEnum):
 
 
 class DiagnoseError(ValueError):
-    """Base of all errors a user can cause; `mend` says what to do about it."""
+    """Base of all errors a user can cause.
+
+    Attributes:
+        mend: What to do about it.
+        names: Words of somebody's files in the message, which ``--anonymize`` takes out.
+    """
 
     exit_code = ExitCode.USAGE
 
-    def __init__(self, message: str, mend: str = "") -> None:
+    def __init__(self, message: str, mend: str = "", names: tuple[str, ...] = ()) -> None:
         super().__init__(message)
         self.mend = mend
+        self.names = names
 
 
 class PlaybookError(DiagnoseError):

@@ -15,8 +15,10 @@ from taxonomy.triage import LEAST, RankedFault, moved, rank
 
 MIN_STEPS = 10
 """Logged steps under which only facts (a NaN in loss and gradient) are called a fault."""
-SHOWN = 12
-"""Candidates that an assessment keeps."""
+FEW_QUANTITIES = 2
+"""Quantities up to which a log without an alarm is not called healthy: it does not show enough."""
+_LASTING = {"level", "exact_zero", "not_finite", "truncated", "no_signal", "constant"}
+"""Rules about levels and facts: what they say of a few steps is true of them, and can be asked for its cause."""
 
 _SYMPTOMS: tuple[tuple[str, str, str], ...] = (
     # quantity, directions, symptom
@@ -86,7 +88,8 @@ class Triage:
         symptoms: Symptoms, the earliest first.
         observations: Everything that was looked at, symptoms first.
         onset: First and last step at which the incident may have begun, None where that is not known.
-        candidates: Faults that can be, the likeliest first; empty unless faulty.
+        candidates: Faults that can be, the likeliest first. Empty where healthy; of a run too short for a verdict those
+            that would explain what it shows so far, where that is a level or a fact.
         ruled_out: Faults that can't be, each with the reason.
         missing: What would decide between the likeliest, and is not known.
         findings: Static checks of the configuration that struck, whatever the log shows.
@@ -134,13 +137,14 @@ def assess(
     findings = _findings(facts, cards)
     symptoms = symptoms_of(alarms)
     verdict, reason = _verdict(seen, alarms, steps)
-    if verdict != "faulty":
+    asked = verdict == "faulty" or any(item.rule in _LASTING for item in alarms)
+    if not asked:
         return Triage(verdict, reason, symptoms, seen, _onset(alarms), findings=findings, steps=steps)
     ranked = rank(seen, facts, cards)
     possible = tuple(item for item in ranked if not item.ruled_out)
     top = [item for item in possible if item.tied]
     missing = tuple(dict.fromkeys(name for item in top[:4] for name in item.missing))
-    if not top:
+    if not top and verdict == "faulty":
         reason += "; no fault of the library explains it"
     return Triage(
         verdict,
@@ -148,7 +152,7 @@ def assess(
         symptoms,
         seen,
         _onset(alarms),
-        tuple(item for item in possible if item.score >= LEAST or item.tied)[:SHOWN],
+        tuple(item for item in possible if item.score >= LEAST or item.tied),
         tuple(item for item in ranked if item.ruled_out),
         missing,
         findings,
@@ -172,7 +176,9 @@ def symptom_of(item: Observation) -> str:
     """Return the id of the symptom that an observation is, "" for none."""
     if item.quantity == "gap":
         limit = GAP_LIMITS.get(item.metric)
-        small = limit is not None and item.value is not None and (item.value < limit.alarm) == limit.above
+        small = (
+            limit is not None and item.value is not None and (abs(item.value) < limit.alarm) == limit.above
+        )
         return "probability_discrepancy" if small else "rollout_training_divergence"
     return next(
         (id_ for name, ways, id_ in _SYMPTOMS if name == item.quantity and item.sense in ways.split("|")), ""
@@ -191,6 +197,12 @@ def _verdict(
     if not alarms:
         if not seen:
             return "inconclusive", "nothing to judge by: no metric was looked at"
+        known = sorted({item.quantity for item in seen})
+        if steps is not None and len(known) <= FEW_QUANTITIES and not any(item.rule == "" for item in seen):
+            return (
+                "inconclusive",
+                f"too little to say: nothing stands out, but only {' and '.join(known)} can be seen",
+            )
         return "healthy", "nothing here that healthy runs don't show"
     return "faulty", f"{len(alarms)} of {len(seen)} metrics do what no healthy run's do"
 

@@ -79,6 +79,7 @@ class Clues:
         excludes: Facts that rule it out.
         favours: Facts that make it likelier.
         checks: Static checks.
+        look: The check on the failing system that costs least and changes nothing.
     """
 
     phase: str = ""
@@ -88,6 +89,7 @@ class Clues:
     excludes: Mapping[str, Scalar] = field(default_factory=dict)
     favours: Mapping[str, Scalar] = field(default_factory=dict)
     checks: tuple[Check, ...] = ()
+    look: str = ""
 
 
 NO_CLUES = Clues()
@@ -117,7 +119,7 @@ def _clues(fault: str, raw: Mapping[str, Any]) -> Clues:
             raise BadClue(f"clues of {fault}: unknown {', '.join(wrong)}")
     if raw.get("phase", "") not in ("", *PHASES) or not set(raw.get("requires", ())) <= quantities:
         raise BadClue(f"clues of {fault}: unknown phase or quantity")
-    if extra := set(raw) - {"phase", "signs", "requires", "needs", "excludes", "favours", "checks"}:
+    if extra := set(raw) - {"phase", "signs", "requires", "needs", "excludes", "favours", "checks", "look"}:
         raise BadClue(f"clues of {fault}: unknown {', '.join(sorted(extra))}")
     return Clues(
         raw.get("phase", ""),
@@ -127,6 +129,7 @@ def _clues(fault: str, raw: Mapping[str, Any]) -> Clues:
         dict(raw.get("excludes", {})),
         dict(raw.get("favours", {})),
         tuple(Check(item["when"], item["says"], item.get("source", "")) for item in raw.get("checks", ())),
+        raw.get("look", ""),
     )
 
 

@@ -22,10 +22,10 @@ Array = NDArray[np.float64]
 
 MIN_EXACT = 4
 """Steps at which a metric must be exactly 0 or constant before that is called a state and no accident."""
-
-
 STRETCH = 8
 """The same for a stretch in the middle of a run."""
+HUGE = 1e100
+"""Size beyond which a value is as good as infinite; its square is still a number."""
 
 
 class Log(Protocol):
@@ -89,12 +89,12 @@ GAP_LIMITS = {
 
 
 def finite(log: Log, metric: str) -> tuple[Array, Array]:
-    """Return (steps, values) of the finite values of a metric."""
+    """Return (steps, values) of the finite values of a metric, those beyond `HUGE` as ±`HUGE`."""
     values_N = log.values.get(metric)
     if values_N is None:
         return np.empty(0), np.empty(0)
     known_N = np.isfinite(values_N)
-    return log.steps_N[known_N], values_N[known_N]
+    return log.steps_N[known_N], np.clip(values_N[known_N], -HUGE, HUGE)
 
 
 def median(values: Array) -> float:
@@ -140,7 +140,9 @@ def not_finite(log: Log, facts: Facts) -> Iterator[Observation]:
         at_start = first <= log.steps_N[0]
         lasting = count > 1 and steps[-1] >= log.steps_N[-1]
         alone = bool(real) and count == 1 and log.steps_N[-1] > first  # one skipped step of an fp16 scaler
-        what = f"not finite at {count} of {len(log.steps_N)} steps, first at step {first}"
+        total = len(log.steps_N)
+        what = f"not finite at {count} of {total} steps, first at" if total > 1 else "not finite at the only"
+        what += f" step {first}"
         if not real:
             what += "; loss and gradient are finite at those steps: an empty mask, not a fault"
         yield Observation(
@@ -207,11 +209,12 @@ def gap_levels(log: Log, facts: Facts) -> Iterator[Observation]:
             at_start = (
                 bool(bad[0]) and steps[0] <= log.steps_N[0] + 1
             )  # an evaluation may be logged before step 1
+            alone = len(log.steps_N) == 1  # the last words of a run say nothing about when it began
             yield Observation(
                 metric,
                 "up" if limit.above else "down",
-                "start" if at_start else "sudden",
-                interval=(first, first),
+                "" if alone else "start" if at_start else "sudden",
+                interval=None if alone else (first, first),
                 value=level,
                 evidence=f"{level:.3g}: healthy systems stay {'below' if limit.above else 'above'} {limit.alarm:g}",
                 rule="level",

@@ -135,7 +135,8 @@ def _walk(folder: Path, source: str) -> tuple[list[Path], list[Path], bool]:
 def _group(file: Path, reader: Reader | FileReader, folder: Path) -> tuple[str, str]:
     """Return what the pieces of one run have in common: a key, and the name that is shown."""
     if reader.name == "tensorboard":
-        return f"{file.parent}\0tensorboard", _inside(file.parent, folder)
+        place = _inside(file.parent, folder) if file.parent != folder else "TensorBoard files"
+        return f"{file.parent}\0tensorboard", place
     stem = rotated["stem"] if (rotated := _ROTATED.fullmatch(file.name)) else file.name
     return f"{file.parent / stem}\0{reader.name}", _inside(file.parent / stem, folder)
 
@@ -196,11 +197,11 @@ def _read_metric(
 ) -> None:
     try:
         if file.stat().st_size > MAX_METRIC_FILE:
-            reject(Rejected(0, f"{key}: larger than {MAX_METRIC_FILE >> 20} MiB"))
+            reject(Rejected(0, f"{key!r}: larger than {MAX_METRIC_FILE >> 20} MiB"))
             return
         text = file.read_text(encoding="utf-8", errors="replace")
     except OSError as error:
-        reject(Rejected(0, f"{key}: {error.strerror or error}"))
+        reject(Rejected(0, f"{key!r}: {error.strerror or error}"))
         return
     for number, line in enumerate(text.split("\n"), 1):
         if not line.strip():
@@ -211,7 +212,7 @@ def _read_metric(
             values.step(values.quoted_number(cells[2])) if len(cells) == 3 else 0 if len(cells) == 2 else None
         )
         if value is None or step is None:
-            reject(Rejected(number, f"{key}: no line of time, value and step"))
+            reject(Rejected(number, f"{key!r}: no line of time, value and step"))
         else:
             by_step.setdefault(step, {})[key] = value
 

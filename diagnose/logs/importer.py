@@ -70,7 +70,7 @@ def read(path: str | Path, log_format: str | None = None) -> Import:
         except LogError as error:
             if str(error).startswith(f"{source}: "):
                 raise
-            raise LogError(f"{source}: {error}", error.mend) from error
+            raise LogError(f"{source}: {error}", error.mend, error.names) from error
 
 
 def _is_folder(path: str | Path) -> bool:
@@ -168,6 +168,7 @@ def check_usable(runs: Sequence[Run], source: str, counts: Counts) -> None:
     raise LogError(
         f"{source}: none of its {len(keys)} keys is a known metric with numbers: {_some(keys)} ({said})",
         "rename them to verl's names (docs/logs.md lists what is known), values are numbers",
+        tuple(keys),
     )
 
 

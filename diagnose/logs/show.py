@@ -46,7 +46,10 @@ def command(
         return
     found = read(path, log_format)
     if anonymize:
+        from diagnose.logs.private import without_names
+
         terminal = _anonymous(terminal, path, [name for run in found.runs for name in (run.label, run.file)])
+        found = without_names(found)
     if json_only:
         terminal.json(as_json(found))
     else:

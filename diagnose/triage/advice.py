@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from taxonomy.assessment import Triage
+from taxonomy.assessment import MIN_STEPS, Triage
+from taxonomy.clues import NO_CLUES, all_clues
 from taxonomy.metrics import METRIC_BY_NAME
 from taxonomy.registry import FaultCard, Library
 
@@ -17,13 +18,15 @@ class Advice:
     Attributes:
         keep: What would be lost otherwise.
         act: Whether to stop, and where to go back to.
-        look: The check that costs least, for the likeliest fault.
+        look: The check that costs least, for the likeliest fault; it changes nothing.
+        mend: What to do once that check has confirmed the fault, "" where none is suspected.
         run: The experiment that settles it, "" where none is due.
     """
 
     keep: str
     act: str
     look: str
+    mend: str = ""
     run: str = ""
 
 
@@ -45,16 +48,26 @@ def advise(answer: Triage, cards: Library, first_step: int | None = None) -> Adv
             "let it run",
             "a fault that was there from the first step may show only against a healthy run (--healthy)",
         )
-    if answer.verdict == "inconclusive":
+    if answer.verdict == "inconclusive" and answer.steps is not None and answer.steps >= MIN_STEPS:
         return Advice(
             "keep the log and the configuration",
-            "let it run on, if nothing is broken by it, and ask again from ten steps on",
+            "let it run, and look at what is not in this log: reward, KL, entropy, gradient norm, response length",
+            "log more metrics, or give a healthy log of the same recipe (--healthy)",
+        )
+    if answer.verdict == "inconclusive":
+        later = "let it run on, if nothing is broken by it, and ask again from ten steps on"
+        if answer.candidates:
+            return Advice(_keep(answer, first_step), later, _look(answer, cards), _mend(answer, cards))
+        return Advice(
+            "keep the log and the configuration",
+            later,
             "a healthy log of the same recipe (--healthy) makes an answer possible earlier",
         )
     return Advice(
         _keep(answer, first_step),
         _act(answer, first_step),
         _look(answer, cards),
+        _mend(answer, cards),
         "diagnose triage … --write-playbook FILE, then: diagnose run FILE",
     )
 
@@ -110,7 +123,18 @@ def _look(answer: Triage, cards: Library) -> str:
     for rival in card.rivals:
         if rival.fault in tied:
             return f"{METRIC_BY_NAME[rival.metric].title} tells {card.id} from {rival.fault}: {rival.why}"
-    return first_sentence(card.check_by_hand or card.fix)
+    check = all_clues().get(card.id, NO_CLUES).look or first_sentence(card.check_by_hand)
+    return (
+        check or f"diagnose faults {card.id} tells what it does and who saw it: see whether that is your case"
+    )
+
+
+def _mend(answer: Triage, cards: Library) -> str:
+    """Return the mend of the likeliest fault as what it is: nothing to do before the fault is confirmed."""
+    if not answer.likeliest:
+        return ""
+    card = cards[answer.likeliest[0].fault]
+    return f"{card.id} is confirmed, and not before: {first_sentence(card.fix)}"
 
 
 def first_sentence(text: str) -> str:

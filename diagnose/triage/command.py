@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING
 from diagnose.errors import DiagnoseError, ExitCode
 from diagnose.triage import assess, merged
 from diagnose.triage.advice import advise
-from diagnose.triage.context import typed
+from diagnose.triage.context import private_words, typed
+from diagnose.triage.private import without_values
 from diagnose.triage.report import as_json, as_text
+from diagnose.triage.runs import Glance, glances
 from taxonomy.assessment import Triage
 from taxonomy.assessment import assess as assess_observations
 from taxonomy.facts import Scalar
@@ -81,56 +83,121 @@ def command(order: Order, terminal: Terminal) -> int:
         from diagnose.triage.generations import read_generations
 
         observations += read_generations(order.generations)
-    faulty = [_curves(log, order.run, warnings) for log in order.logs]
-    healthy = [_curves(log, None, warnings) for log in order.healthy]
+    healthy = [_Judged.last(log) for log in order.healthy]
     stated, diff = _settings(order)
     said, unusable = typed(order.context)
     warnings += unusable
     facts = merged(stated, said)
-    answer = (
-        assess(faulty, healthy, facts, more=observations)
-        if faulty
-        else assess_observations(observations, facts)
-    )
+    twins = [log.curves for log in healthy]
 
+    def judge(runs: Sequence[Curves]) -> Triage:
+        if not runs:
+            return assess_observations(observations, facts)
+        return assess(runs, twins, facts, more=observations)
+
+    faulty, others = _chosen(order, lambda run: judge([run]))
+    answer = judge([log.curves for log in faulty])
+    warnings += _of_reading([*faulty, *healthy], order.anonymize)
     if order.anonymize:
-        from diagnose.anonymize import Anonymizer, names_in
-
-        files = [
-            *order.logs,
-            *order.healthy,
-            *map(str, filter(None, (order.config, order.good_config, order.generations))),
-        ]
-        terminal = replace(terminal, anonymizer=Anonymizer.of_machine(files, names_in(merged(stated, said))))
+        terminal = replace(terminal, anonymizer=_anonymizer(order, [*faulty, *healthy], stated, said))
+        diff = tuple(without_values(change) for change in diff)
     cards = library()
-    first = min((int(run.steps_N[0]) for run in faulty if len(run.steps_N)), default=None)
+    first = min((int(log.curves.steps_N[0]) for log in faulty if len(log.curves.steps_N)), default=None)
     advice = advise(answer, cards, first)
     for text in warnings:
         terminal.warn(text)
     if order.json:
-        terminal.json(as_json(answer, advice, [*order.logs], warnings, diff))
+        terminal.json(as_json(answer, advice, [*order.logs], warnings, diff, others))
     else:
-        terminal.data(as_text(answer, advice, _headline(order, faulty, healthy), cards, diff))
+        terminal.data(as_text(answer, advice, _headline(order, faulty, healthy), cards, diff, others))
     if order.playbook:
-        _write_playbook(order.playbook, order, answer, said, terminal)
+        _write_playbook(order.playbook, order, faulty, healthy, answer, said, terminal)
     return ExitCode.NOT_REPRODUCED if order.fail_on_symptom and answer.symptoms else ExitCode.OK
 
 
-def _curves(log: str, run: int | None, warnings: list[str]) -> Curves:
-    """Return the curves of one run of a log."""
-    from diagnose.logs import read
+@dataclass(frozen=True)
+class _Judged:
+    """One run of a log.
 
-    found = read(log)
-    if run is not None and run > len(found.runs):
-        raise DiagnoseError(f"{found.source} holds {len(found.runs)} runs: there is no run {run}")
-    if run is None and len(found.runs) > 1:
-        warnings.append(
-            f"{found.source} holds {len(found.runs)} runs; the last one is judged (--run 1 for the first)"
-        )
-    judged = found.runs[-1 if run is None else run - 1]
-    if text := import_warning(found, judged):
-        warnings.append(text)
-    return judged.curves
+    Attributes:
+        path: The log, as typed.
+        found: What was read of it.
+        index: Place of the run in it.
+    """
+
+    path: str
+    found: Import
+    index: int
+
+    @staticmethod
+    def last(path: str) -> _Judged:
+        from diagnose.logs import read
+
+        found = read(path)
+        return _Judged(path, found, len(found.runs) - 1)
+
+    @property
+    def curves(self) -> Curves:
+        return self.found.runs[self.index].curves
+
+    @property
+    def is_last(self) -> bool:
+        """Whether it is the run that anything else takes which is given the log."""
+        return self.index == len(self.found.runs) - 1
+
+
+def _chosen(
+    order: Order, judge: Callable[[Curves], Triage]
+) -> tuple[list[_Judged], tuple[tuple[str, tuple[Glance, ...]], ...]]:
+    """Return the runs that are asked about, and all runs of logs that hold several, at a glance."""
+    chosen, several = [], []
+    for path in order.logs:
+        log = _Judged.last(path)
+        if order.run is not None:
+            if order.run > (held := len(log.found.runs)):
+                said = f"{held} runs" if held > 1 else "one run"
+                raise DiagnoseError(f"{log.found.source} holds {said}: there is no run {order.run}")
+            log = replace(log, index=order.run - 1)
+        elif seen := glances(log.found, judge):
+            log = replace(log, index=next(item.number for item in seen if item.judged) - 1)
+            several.append((path, seen))
+        chosen.append(log)
+    return chosen, tuple(several)
+
+
+def _of_reading(logs: Sequence[_Judged], anonymize: bool) -> list[str]:
+    """Return the warnings about logs: several runs, what was lost in reading."""
+    warnings = []
+    for log in logs:
+        found = log.found
+        if (held := len(found.runs)) > 1:
+            which = f"run {log.index + 1} is judged" + ("" if log.is_last else ", not the last")
+            warnings.append(f"{found.source} holds {held} runs; {which} (--run N for another)")
+        if anonymize:
+            from diagnose.logs.private import without_names
+
+            found = without_names(found)
+        if text := import_warning(found, found.runs[log.index]):
+            warnings.append(text)
+    return warnings
+
+
+def _anonymizer(
+    order: Order, logs: Sequence[_Judged], stated: Mapping[str, Scalar], said: Mapping[str, Scalar]
+) -> Callable[[str], str]:
+    """Return what everything that leaves the machine passes through."""
+    from diagnose.anonymize import Anonymizer, names_in
+
+    given = map(str, filter(None, (order.config, order.good_config, order.generations)))
+    runs = [run for log in logs for run in log.found.runs]
+    return Anonymizer.of_machine(
+        [*order.logs, *order.healthy, *given, *(run.file for run in runs)],
+        [
+            *names_in(merged(stated, said)),
+            *private_words(order.context, stated),
+            *(run.label for run in runs),
+        ],
+    )
 
 
 def import_warning(found: Import, run: Run) -> str:
@@ -173,31 +240,59 @@ def _exists(target: Path) -> DiagnoseError:
 
 
 def _write_playbook(
-    target: Path, order: Order, answer: Triage, said: dict[str, Scalar], terminal: Terminal
+    target: Path,
+    order: Order,
+    faulty: Sequence[_Judged],
+    healthy: Sequence[_Judged],
+    answer: Triage,
+    said: dict[str, Scalar],
+    terminal: Terminal,
 ) -> None:
-    """Write the playbook to run next, unless there is nothing to replay."""
-    from diagnose.triage.playbook import playbook_text
+    """Write the playbook to run next, unless there is nothing to replay.
+
+    It names the logs. Where it must not, or where it is about a run that is not the last of its log, the curves are
+    written beside it and named instead.
+    """
+    from diagnose.triage.playbook import playbook_name, playbook_text
 
     if "-" in (*order.logs, *order.healthy):
         raise DiagnoseError("a playbook can't name stdin", "save the log to a file first")
+    name = playbook_name(terminal.outgoing(target.stem))
+    copies: dict[Path, Curves] = {}
+
+    def path_of(log: _Judged, role: str) -> Path:
+        if log.is_last and not order.anonymize:
+            return Path(log.path)
+        copy = target.with_name(f"{name}.{role}.jsonl")
+        copies[copy] = replace(log.curves, source=copy.name)
+        return copy
+
     text = playbook_text(
         answer,
         library(),
-        [Path(log) for log in order.logs],
-        [Path(log) for log in order.healthy],
+        [path_of(log, f"faulty_{at}") for at, log in enumerate(faulty, 1)],
+        [path_of(log, f"healthy_{at}") for at, log in enumerate(healthy, 1)],
         said,
         target,
+        name,
     )
     if answer.verdict == "healthy":
         terminal.say(f"nothing to replay, the log shows no fault: {target} is not written")
         return
     target.parent.mkdir(parents=True, exist_ok=True)
+    if there := next((copy for copy in copies if os.path.lexists(copy)), None):
+        raise _exists(there)
     try:
         with target.open("x", encoding="utf-8") as file:
             file.write(terminal.outgoing(text))
     except FileExistsError as error:
         raise _exists(target) from error
-    terminal.say(f"wrote {target}; next: diagnose run {target}")
+    for copy, curves in copies.items():
+        from diagnose.logs import write_curves
+
+        write_curves(curves, copy)
+    beside = f", and {' and '.join(copy.name for copy in copies)} beside it" if copies else ""
+    terminal.say(f"wrote {target}{beside}; next: diagnose run {target}")
 
 
 def _settings(order: Order) -> tuple[dict[str, Scalar], tuple[Difference, ...]]:
@@ -216,18 +311,24 @@ def _settings(order: Order) -> tuple[dict[str, Scalar], tuple[Difference, ...]]:
     return facts_of(bad) | changed, diff
 
 
-def _headline(order: Order, faulty: Sequence[Curves], healthy: Sequence[Curves]) -> str:
+def _headline(order: Order, faulty: Sequence[_Judged], healthy: Sequence[_Judged]) -> str:
     """Return what the answer rests on."""
+    from diagnose.logs.text import count
+
     parts = []
-    for log, run in zip(order.logs, faulty, strict=True):
+    for log in faulty:
+        run = log.curves
+        which = f" run {log.index + 1} of {len(log.found.runs)}" if len(log.found.runs) > 1 else ""
         span = f", {int(run.steps_N[0])} to {int(run.steps_N[-1])}" if len(run.steps_N) else ""
-        parts.append(f"{log}: {len(run.steps_N)} steps{span}, {len(run.values)} metrics")
+        parts.append(
+            f"{log.path}{which}: {count(len(run.steps_N), 'step')}{span}, {count(len(run.values), 'metric')}"
+        )
     if healthy:
         parts.append(f"against {len(healthy)} healthy log{'s' * (len(healthy) > 1)}")
     elif faulty:
         parts.append("against its own past")
     if order.observed:
-        parts.append(f"{len(order.observed)} observations by hand")
+        parts.append(f"{count(len(order.observed), 'observation')} by hand")
     if order.generations:
         parts.append(f"responses in {order.generations}")
     return "; ".join(parts)

@@ -129,6 +129,32 @@ def _lookup(key: str) -> Known | None:
     return vocabulary().get(key)
 
 
+def is_public(fact: str, value: Scalar) -> bool:
+    """Return whether a value says nothing of anybody: a number, a switch, or a word that some clue knows."""
+    if value is None or isinstance(value, int | float):
+        return True
+    known = _lookup(fact) if fact else None
+    return known is not None and known.kind != "text" and _is_known(known, value)
+
+
+def private_words(context: Sequence[str], stated: Mapping[str, Scalar]) -> tuple[str, ...]:
+    """Return the words of facts that may be called after somebody: keys nobody knows, values nobody knows.
+
+    Args:
+        context: Facts as typed, KEY=VALUE.
+        stated: Facts of a configuration.
+    """
+    found: list[str] = []
+    for text in context:
+        key, _, value = (part.strip() for part in text.partition("="))
+        if _lookup(key) is None:
+            found.append(key)
+        if not is_public(key, scalar(value)):
+            found.append(value)
+    found += [str(value) for key, value in stated.items() if not is_public(key, value)]
+    return tuple(dict.fromkeys(found))
+
+
 def nearest(key: str, value: str = "") -> tuple[str, ...]:
     """Return the known keys that a mistyped one may stand for, or that a framework's setting states."""
     known = vocabulary()

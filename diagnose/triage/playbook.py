@@ -28,6 +28,7 @@ def playbook_text(
     healthy: Sequence[Path],
     context: Mapping[str, Scalar],
     target: Path,
+    name: str = "",
 ) -> str:
     """Return a playbook that `diagnose run` accepts.
 
@@ -38,6 +39,7 @@ def playbook_text(
         healthy: Logs of healthy twins.
         context: What the user said about the run.
         target: File that it will be written to: paths are relative to its folder.
+        name: Its name, "" for that of the file.
 
     Raises:
         DiagnoseError: There is no log to name, or none of the candidates can be replayed.
@@ -52,7 +54,7 @@ def playbook_text(
             "none of the candidates can be replayed", "diagnose faults shows what each engine can inject"
         )
     symptom = _symptom(answer, cards)
-    name = playbook_name(target.stem)
+    name = name or playbook_name(target.stem)
     lines = [
         "# yaml-language-server: $schema=./playbook.schema.json",
         "version: 1",

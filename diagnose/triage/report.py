@@ -6,8 +6,10 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from diagnose.logs.text import count
 from diagnose.report.text import literal
 from diagnose.triage.advice import Advice
+from diagnose.triage.runs import Glance
 from taxonomy.assessment import Triage
 from taxonomy.metrics import METRIC_BY_NAME
 from taxonomy.registry import Library
@@ -31,8 +33,17 @@ _ARROW = {
 }
 
 
+Several = Sequence[tuple[str, Sequence[Glance]]]
+"""Logs that hold several runs, and these at a glance."""
+
+
 def as_json(
-    answer: Triage, advice: Advice, source: Sequence[str], warnings: Sequence[str], diff: Sequence[Difference]
+    answer: Triage,
+    advice: Advice,
+    source: Sequence[str],
+    warnings: Sequence[str],
+    diff: Sequence[Difference],
+    several: Several = (),
 ) -> dict[str, Any]:
     """Return the answer as JSON-able data."""
     return {
@@ -85,16 +96,41 @@ def as_json(
             {"key": d.key, "good": d.good, "bad": d.bad, "fact": d.fact, "faults": list(d.faults)}
             for d in diff
         ],
-        "now": {"keep": advice.keep, "act": advice.act, "look": advice.look, "run": advice.run},
+        "now": {
+            "keep": advice.keep,
+            "act": advice.act,
+            "look": advice.look,
+            "mend": advice.mend,
+            "run": advice.run,
+        },
+        "runs": [
+            {
+                "log": log,
+                "run": item.number,
+                "name": item.name,
+                "steps": item.steps,
+                "verdict": item.verdict,
+                "onset": list(item.onset) if item.onset else None,
+                "symptoms": list(item.symptoms),
+                "judged": item.judged,
+            }
+            for log, runs in several
+            for item in runs
+        ],
         "warnings": list(warnings),
     }
 
 
 def as_text(
-    answer: Triage, advice: Advice, headline: str, cards: Library, diff: Sequence[Difference] = ()
+    answer: Triage,
+    advice: Advice,
+    headline: str,
+    cards: Library,
+    diff: Sequence[Difference] = (),
+    several: Several = (),
 ) -> str:
     """Return the answer as lines of at most 80 columns."""
-    return "\n".join(literal_lines(_lines(answer, advice, headline, cards, diff))) + "\n"
+    return "\n".join(literal_lines(_lines(answer, advice, headline, cards, diff, several))) + "\n"
 
 
 def literal_lines(lines: Iterator[str]) -> Iterator[str]:
@@ -123,11 +159,18 @@ def _steps(interval: tuple[int, int] | None) -> str:
 
 
 def _lines(
-    answer: Triage, advice: Advice, headline: str, cards: Library, diff: Sequence[Difference]
+    answer: Triage,
+    advice: Advice,
+    headline: str,
+    cards: Library,
+    diff: Sequence[Difference],
+    several: Several,
 ) -> Iterator[str]:
     since = f", since {_steps(answer.onset)}" if answer.onset and answer.symptoms else ""
     yield from _wrap(f"{answer.verdict.upper()}{since}: {answer.reason}.", "")
     yield from _wrap(headline, "")
+    for log, runs in several:
+        yield from _runs(log, runs)
     if answer.symptoms:
         yield ""
         yield "What is seen"
@@ -141,7 +184,7 @@ def _lines(
         if len(alarms) > 8:
             yield f"  and {len(alarms) - 8} more metrics (--json lists them)"
         yield from _wrap("symptoms: " + ", ".join(item.id for item in answer.symptoms), "  ")
-    if answer.verdict == "faulty":
+    if answer.verdict == "faulty" or answer.candidates:
         yield from _candidates(answer, cards)
     if answer.findings:
         yield ""
@@ -162,20 +205,34 @@ def _lines(
         ("keep", advice.keep),
         ("then", advice.act),
         ("look", advice.look),
+        ("if", advice.mend),
         ("run", advice.run),
     ):
         if text:
             yield from _wrap(text, f"  {word:<5}")
 
 
+def _runs(log: str, runs: Sequence[Glance]) -> Iterator[str]:
+    """Yield all runs of a log, a line each; the one that is judged is marked."""
+    yield ""
+    yield from _wrap(f"Runs in {log} (> is the one judged here; --run N for another)", "")
+    for item in runs:
+        since = f" since {_steps(item.onset)}" if item.onset else ""
+        shows = f": {', '.join(item.symptoms)}" if item.symptoms else ""
+        name = f"{item.name}: " if item.name else ""
+        what = f"{item.verdict}{since} ({count(item.steps, 'step')}){shows}"
+        yield from _wrap(f"{name}{what}", f"{'>' if item.judged else ' '}{item.number:2} ", "     ")
+
+
 def _candidates(answer: Triage, cards: Library) -> Iterator[str]:
     yield ""
+    short = "" if answer.verdict == "faulty" else ", should it stay so"
     if not answer.likeliest:
         yield "What it may be: no fault of the library explains it"
     elif len(answer.likeliest) > 1:
-        yield f"What it may be (= cannot be told apart, {len(answer.likeliest)} of them)"
+        yield f"What it may be{short} (= cannot be told apart, {len(answer.likeliest)} of them)"
     else:
-        yield "What it may be"
+        yield f"What it may be{short}"
     for place, item in enumerate(answer.candidates[:CANDIDATES], 1):
         mark = "=" if item.tied and len(answer.likeliest) > 1 else " "
         yield from _wrap(

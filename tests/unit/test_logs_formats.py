@@ -370,7 +370,7 @@ def test_folder_with_one_run_in_three_formats(tmp_path: Path) -> None:
     assert ENTROPY in run.curves.values
     assert imported.notes == (
         "1 file without metrics left out",
-        "verl_file.jsonl has the same run as ., which is used",
+        "verl_file.jsonl has the same run as TensorBoard files, which is used",
     )
     assert imported.format == "tensorboard+verl-file"
 

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from diagnose.cli import invoke
+from diagnose.logs import read
 from diagnose.playbook import load
 from diagnose.prepare import plan_data, prepare
 from diagnose.triage.config import ConfigError, differences, facts_of, read_settings
@@ -167,6 +168,85 @@ def test_anonymized(bad: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str
         out = capsys.readouterr().out
         assert str(tmp_path) not in out and "acme" not in out and "0.15" in out
     assert "acme" not in target.read_text() and "bad.jsonl" not in target.read_text()
+
+
+def acme(tmp_path: Path) -> Path:
+    """A log whose name, keys and damage all say whose it is."""
+    row = {
+        "training/rollout_probs_diff_mean": 0.2,
+        "acme/quota": 1.0,
+        "val-core/acme_exam/reward/mean@1": 0.5,
+    }
+    lines = [json.dumps({"step": step, "data": row | {"critic/rewards/mean": 0.5}}) for step in range(1, 20)]
+    path = tmp_path / "acme_run.jsonl"
+    path.write_text("\n".join([*lines, '{"step": 20, "data": {"acme": acme secret}}', lines[0]]) + "\n")
+    return path
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["logs", "LOG"],
+        ["logs", "LOG", "--json"],
+        ["triage", "LOG"],
+        ["triage", "LOG", "--json"],
+        ["triage", "LOG", "--context", "acme.flag=acme-7", "--context", "model.name=acme/acme-30B-A3B"],
+        ["triage", "LOG", "--config", "CONFIG", "--good-config", "GOOD"],
+        ["triage", "FOLDER"],
+        ["triage", "LOG.acme"],
+        ["triage", "LOG", "--config", "LOG.acme"],
+        ["triage", "LOG", "--config", "UNREADABLE"],
+        ["triage", "UNKNOWN"],
+        ["triage", "LOG", "--context", "acme"],
+        ["triage", "--observed", "acme/reward=up"],
+        ["logs", "LOG", "--format", "acme"],
+        ["run", "acme/acme.yaml"],
+    ],
+)
+def test_nothing_of_whose_it_is_leaves(
+    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = acme(tmp_path)
+    files = {
+        "CONFIG": "rollout: {temperature: 0.7}\nacme_reward: {kind: acme-x}\n"
+        "trainer: {project_name: acme}\nmodel: {path: acme/acme-7B}\n",
+        "GOOD": "rollout: {temperature: 1.0}\nacme_reward: {kind: acme-y}\nmodel: {path: acme/base}\n",
+        "UNREADABLE": "acme: [acme\nacme: 'acme\n",
+        "UNKNOWN": '{"step": 1, "acme/quota": 3.0}\n{"step": 2, "acme/quota": 4.0}\n' * 3,
+    }
+    for name, text in files.items():
+        (tmp_path / f"acme.{name}").write_text(text)
+    folder = tmp_path / "acme_runs"
+    folder.mkdir()
+    for n in (1, 2):
+        (folder / f"acme_{n}.jsonl").write_text(log.read_text().replace("0.5", f"0.5{n}"))
+    given = {name: str(tmp_path / f"acme.{name}") for name in files} | {
+        "LOG": str(log),
+        "FOLDER": str(folder),
+    }
+    invoke([given.get(word, word.replace("LOG.", f"{log}.")) for word in words] + ["--anonymize"])
+    said = capsys.readouterr()
+    assert "acme" not in said.out and "acme" not in said.err, said
+    assert said.out or "error: " in said.err
+
+
+def test_an_anonymized_playbook_runs_on_anonymized_logs(
+    bad: Path, good: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = tmp_path / "out" / "p.yaml"
+    words = ["triage", str(bad), "--healthy", str(good), "--anonymize", "--write-playbook", str(target)]
+    assert invoke(words) == 0
+    named = sorted(file.name for file in target.parent.iterdir())
+    assert named == ["p.faulty_1.jsonl", "p.healthy_1.jsonl", "p.yaml"]
+    for file in target.parent.iterdir():
+        assert not [word for word in ("bad.jsonl", "good.jsonl", str(tmp_path)) if word in file.read_text()]
+    prepared = prepare(target)
+    assert prepared.session.symptom == load(target).symptom
+    assert prepared.faulty[0].values.keys() == read(bad).runs[0].curves.values.keys()
+    capsys.readouterr()
+    target.unlink()
+    assert invoke(words) == 2, "nor is a curve overwritten"
+    assert "exists already" in capsys.readouterr().err and not target.exists()
 
 
 VERL = """

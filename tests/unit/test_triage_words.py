@@ -11,8 +11,13 @@ from typing import Any
 import pytest
 
 from diagnose.cli import invoke
+from diagnose.playbook import load
+from diagnose.prepare import prepare
+from diagnose.triage.advice import first_sentence
 from diagnose.triage.aliases import canonical_names
+from taxonomy.clues import all_clues
 from taxonomy.observations import parse_observation
+from taxonomy.registry import library
 
 FIXTURES = Path(__file__).parent.parent / "fixtures" / "triage"
 
@@ -166,3 +171,96 @@ def test_reasons_hold_the_whole_score(capsys: pytest.CaptureFixture[str]) -> Non
     for item in candidates:
         points = [float(reason.split(" ", 1)[0]) for reason in item["reasons"]]
         assert sum(points) == pytest.approx(item["score"], abs=0.0051)
+
+
+def test_a_mend_is_no_order(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What is done about a cause that is only guessed comes after the check that confirms it."""
+    log = write(tmp_path / "bad.jsonl", rows(late=20))
+    now = as_json(capsys, log)["now"]
+    first = as_json(capsys, log)["candidates"][0]["fault"]
+    assert now["mend"].startswith(f"{first} is confirmed, and not before: ")
+    for card in library().cards.values():
+        assert all_clues()[card.id].look, card.id
+        assert first_sentence(card.fix) not in now["look"], card.id
+    assert invoke(["triage", str(log)]) == 0
+    assert "\n  if   " in capsys.readouterr().out
+
+
+def test_one_metric_is_too_little_to_be_called_healthy(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = [json.dumps({"step": n, "data": {"actor/kl_loss": 0.01 + 1e-4 * (n % 5)}}) for n in range(40)]
+    data = as_json(capsys, write(tmp_path / "one.jsonl", lines))
+    assert data["verdict"] == "inconclusive" and "too little to say" in data["reason"]
+    assert as_json(capsys, write(tmp_path / "good.jsonl", rows()))["verdict"] == "healthy"
+
+
+def test_a_short_log_names_what_would_explain_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    log = write(tmp_path / "short.jsonl", rows(steps=6, late=3))
+    data = as_json(capsys, log)
+    assert data["verdict"] == "inconclusive" and data["candidates"]
+    assert invoke(["triage", str(log)]) == 0
+    assert "What it may be, should it stay so" in capsys.readouterr().out
+    assert as_json(capsys, write(tmp_path / "good.jsonl", rows(steps=6)))["candidates"] == []
+
+
+def test_numbers_have_their_nouns(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    row = {"step": 7, "data": {"actor/grad_norm": None, "actor/pg_loss": None, "critic/rewards/mean": 0.5}}
+    assert invoke(["triage", str(write(tmp_path / "last.jsonl", [json.dumps(row)]))]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "1 step, 7 to 7, 3 metrics" in out and "not finite at the only step 7" in out
+
+
+def test_huge_values_are_compared_in_silence(tmp_path: Path, recwarn: pytest.WarningsRecorder) -> None:
+    lines = [
+        json.dumps(
+            {"step": n, "data": {"actor/kl_loss": 1e308 if n > 20 else 0.01, "actor/grad_norm": -1e308}}
+        )
+        for n in range(40)
+    ]
+    assert invoke(["triage", str(write(tmp_path / "huge.jsonl", lines))]) == 0
+    assert not list(recwarn)
+
+
+def test_every_candidate_is_in_the_json(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("--observed", "rollout_corr/logprob_abs_diff=up:start", "--context", "model.moe=true")
+    data = as_json(capsys, *words)
+    assert len(data["candidates"]) > 12
+    scores = [item["score"] for item in data["candidates"]]
+    assert scores == sorted(scores, reverse=True)
+
+
+def test_a_broken_attempt_before_the_last_run_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = write(tmp_path / "twice.jsonl", rows(late=20) + [line.replace("0.00", "0.005") for line in rows()])
+    data = as_json(capsys, log)
+    assert [(item["run"], item["verdict"], item["judged"]) for item in data["runs"]] == [
+        (1, "faulty", False),
+        (2, "healthy", True),
+    ]
+    assert data["verdict"] == "healthy"
+    assert invoke(["triage", str(log)]) == 0
+    out = capsys.readouterr().out
+    assert "\n  1 faulty since steps " in out and "\n> 2 healthy (40 steps)" in out
+    assert as_json(capsys, log, "--run", 1)["verdict"] == "faulty"
+    assert as_json(capsys, log, "--run", 1)["runs"] == []
+
+
+def test_of_a_folder_the_broken_run_is_judged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "runs"
+    folder.mkdir()
+    write(folder / "a.jsonl", [line.replace("0.4", "0.41") for line in rows()])
+    write(folder / "b.jsonl", rows(late=20))
+    write(folder / "c.jsonl", [line.replace("0.4", "0.42") for line in rows()])
+    data = as_json(capsys, folder)
+    assert data["verdict"] == "faulty"
+    assert [(item["name"], item["judged"]) for item in data["runs"]] == [
+        ("a.jsonl", False),
+        ("b.jsonl", True),
+        ("c.jsonl", False),
+    ]
+    target = tmp_path / "next.yaml"
+    assert invoke(["triage", str(folder), "--write-playbook", str(target)]) == 0
+    assert load(target).original.faulty == (tmp_path / "next.faulty_1.jsonl",), "the run that was judged"
+    assert prepare(target).session.symptom == load(target).symptom
