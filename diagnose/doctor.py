@@ -123,7 +123,10 @@ def _torch() -> Check:
             "torch",
             "fail",
             f"{found} is installed but does not import: {words}",
-            "reinstall torch for this machine (CPU or CUDA build)",
+            "source CANN's set_env.sh; on a machine without an NPU uninstall torch_npu, or set "
+            "TORCH_DEVICE_BACKEND_AUTOLOAD=0"
+            if "backend extension" in words
+            else "reinstall torch for this machine (CPU or CUDA build)",
         )
     devices = ["cpu", *map(str, answer["cuda"])] if isinstance(answer["cuda"], list) else ["cpu"]
     return Check("torch", "ok", f"{answer['version']}, devices: {', '.join(devices)}")

@@ -1,7 +1,9 @@
 """The one place that knows accelerators from outside: names, device files, environment (torch-free).
 
-verl calls its platforms by vendor and chooses one by itself, by what can be imported: where torch_npu is installed it
-takes the machine for a Huawei one, whatever else is in it. So ``VERL_PLATFORM`` is always set, from here.
+verl calls its platforms by vendor and chooses one by itself, by what can be imported: where torch_npu can be, it takes
+the machine for a Huawei one, whatever else is in it. So ``VERL_PLATFORM`` is always set, from here. And torch itself
+loads whatever backend is installed: with torch_npu but without CANN, ``import torch`` fails. So that is switched off
+where a run is not for an NPU.
 """
 
 from __future__ import annotations
@@ -32,9 +34,11 @@ class Platform:
     environment: tuple[tuple[str, str], ...] = ()
 
 
+_NO_BACKENDS = ("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
+
 PLATFORMS = {
-    "cpu": Platform("cpu", "cpu", environment=(("VERL_ENGINE_DEVICE", "cuda"),)),
-    "cuda": Platform("cuda", "nvidia", "CUDA_VISIBLE_DEVICES", r"nvidia\d+"),
+    "cpu": Platform("cpu", "cpu", environment=(("VERL_ENGINE_DEVICE", "cuda"), _NO_BACKENDS)),
+    "cuda": Platform("cuda", "nvidia", "CUDA_VISIBLE_DEVICES", r"nvidia\d+", (_NO_BACKENDS,)),
     "npu": Platform(
         "npu",
         "huawei",

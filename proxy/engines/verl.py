@@ -27,7 +27,7 @@ from proxy.engines import leases, verl_job, verl_submit, verl_watch
 from proxy.engines.platforms import PLATFORMS
 from proxy.engines.verl_env import find_python
 from proxy.engines.verl_plugin.table import MARKER, ROLLOUT, hooks_of
-from proxy.engines.verl_words import RAY_LOGS, last_words, testimony
+from proxy.engines.verl_words import RAY_LOGS, last_lines, last_words
 from proxy.specs import INJECTION_FAILED, FaultSpec, RunOutcome, RunSpec
 
 OnStep = Callable[[int, dict[str, float]], None]
@@ -178,6 +178,7 @@ class Launcher:
         self._order = home / "order.json"
         # It may hold the user's tokens.
         self._order.touch(mode=0o600)
+        self.log.touch()
         self._order.write_text(
             json.dumps({**order, "log": str(self.log), "usage": str(self._usage)}, indent=1)
         )
@@ -291,7 +292,9 @@ def run(spec: RunSpec, checkpoint: Path, on_step: OnStep, folder: Path) -> RunOu
             reason = last_words(launcher.log)
             late = any(sign in reason for sign in RAY_LATE)
             if steps or not late or attempt == ATTEMPTS - 1:
-                raise RunFailed(f"verl ended with code {code} after {steps} steps: {reason}", testimony(home))
+                raise RunFailed(
+                    f"verl ended with code {code} after {steps} steps: {reason}", last_lines(home)
+                )
     for scrap in ("hf", "hydra", "checkpoints"):
         shutil.rmtree(home / scrap, ignore_errors=True)
     return RunOutcome(
@@ -311,7 +314,8 @@ def _follow(launcher: Launcher, home: Path, spec: RunSpec, on_step: OnStep, begi
         code = launcher.process.poll()
         for step, metrics in tail.poll():
             heard = time.monotonic()
-            if step and not checked:
+            # What a job says comes later than what it logs.
+            if step and not checked and (code is not None or launcher.log.stat().st_size):
                 check_plugin(
                     home, verl_job.faults_of(spec), spec.engine.trainer, verl_job.backend_of(spec.engine)
                 )
@@ -321,7 +325,7 @@ def _follow(launcher: Launcher, home: Path, spec: RunSpec, on_step: OnStep, begi
         now = time.monotonic()
         if now - heard > STALL_S:
             raise RunFailed(
-                f"verl logged nothing for {STALL_S:.0f} s: {last_words(launcher.log)}", testimony(home)
+                f"verl logged nothing for {STALL_S:.0f} s: {last_words(launcher.log)}", last_lines(home)
             )
         if spec.engine.limit_s and now - begin > spec.engine.limit_s:
             raise RunFailed(f"verl took longer than {spec.engine.limit_s:g} s, at step {steps}")

@@ -86,9 +86,10 @@ def follow(client: Any, order: dict[str, Any]) -> int:
             written = len(text)
         if info.status.is_terminal():
             if str(info.status) != "SUCCEEDED":
-                # The message repeats the log's end behind its first line.
-                first = (info.message or "").strip().splitlines()
-                write(order, f"\nRay job {info.status}: {first[0] if first else 'without a word'}\n")
+                said = (info.message or "without a word").partition(", last available logs")[
+                    0
+                ]  # those are here
+                write(order, f"\nRay job {info.status}: {' '.join(said.split())}\n")
                 return 1
             return 0
 

@@ -17,6 +17,7 @@ MAX_CHARS = 300
 
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 _ERROR = re.compile(r"^(?:\(.*?\)\s*)?((?:\w+\.)*\w*(?:Error|Exception|Interrupt)\b.*)$")
+_NO_MODULE = re.compile(r"python[\d.]*: ((?:Error while finding|No module named|can't open file).*)$")
 _HYDRA = re.compile(
     r"^(Could not override .*|Error (?:merging|parsing) .*|mismatched input .*|Cannot find primary config .*"
     r"|Missing mandatory value.*|Interpolation key .*|In '.*': Could not .*|.*[Uu]nrecognized arguments: .*)$"
@@ -39,7 +40,7 @@ def last_words(log: Path) -> str:
     lines = [line.strip() for line in lines_of(log)]
     if refused := next((found[1] for line in lines if (found := _HYDRA.match(line))), ""):
         return f"Hydra: {refused}"[:MAX_CHARS]
-    errors = [found[1] for line in lines if (found := _ERROR.match(line))]
+    errors = [found[1] for line in lines if (found := _ERROR.match(line) or _NO_MODULE.search(line))]
     if death := _death("\n".join(lines)):
         name, pid, killed = death
         why = "was killed (often: out of memory)" if killed else "died"
@@ -68,7 +69,7 @@ def culprit(log: Path) -> tuple[str, str] | None:
     return (raised[-1][0].rpartition(".")[2], raised[-1][1]) if raised else None
 
 
-def testimony(home: Path) -> str:
+def last_lines(home: Path) -> str:
     """Return the last lines of the process that a run failed in, on one line, and where there is more.
 
     Args:
