@@ -15,6 +15,7 @@ import typer
 
 from diagnose.console import Terminal
 from diagnose.errors import DiagnoseError, ExitCode, RunError
+from diagnose.jobs import read_outcome
 from diagnose.runner import start
 from diagnose.store import RunFolder, list_runs, open_folder, read_json, write_json
 from diagnose.viewer import Watched, follow
@@ -154,20 +155,26 @@ def _print_plan(prepared: Prepared, terminal: Terminal, out: Path | None) -> Non
 
 
 def add_time(folder: RunFolder, seconds: float) -> None:
-    """Let the replays of a run take more time than its budget; what was left out for want of it is due again.
+    """Let the replays of a run take more time; what was left out for want of it is due again.
+
+    The seconds count from now: a budget that was overrun, because an answer needs some replays whatever they cost, does
+    not eat them.
 
     Raises:
         RunError: A runner is at work, the run has no budget, or `seconds` is nothing.
     """
     session = read_json(folder.session)
-    budget_s = session.get("budget_s") if isinstance(session, dict) else 0
+    session = session if isinstance(session, dict) else {}
+    budget_s = session.get("budget_s")
     if folder.is_alive():
         raise RunError(f"a runner is at work in {folder.path}", "wait for its end, or stop it")
     if not budget_s:
         raise RunError(f"the run in {folder.path} has no time limit", "resume it without --budget")
     if not (seconds > 0 and math.isfinite(seconds)):
         raise RunError(f"{seconds:g} more seconds are no more time", "name a number above 0")
-    folder.add_time(seconds)
+    done = [found for home in folder.runs.glob("*") if (found := read_outcome(home))]
+    spent_s = sum(found.wall_s for found in done) / max(session.get("workers", 1), 1)
+    folder.add_time(max(0.0, spent_s - budget_s - folder.added_s()) + seconds)
 
 
 def carry_on(folder: RunFolder, terminal: Terminal, outputs: Outputs) -> int:

@@ -69,6 +69,11 @@ class Follower:
         self._last: Snapshot | None = None
         self._result: Result | None = None
         self._result_stamp = 0
+        session = read_json(folder.session)
+        budget = session.get("budget_s") if isinstance(session, dict) else None
+        self._budget_s = (
+            float(budget) + folder.added_s() if isinstance(budget, int | float) and budget else 0.0
+        )
 
     def poll(self) -> Snapshot | None:
         """Return a new snapshot, None when nothing has changed since the last one."""
@@ -86,7 +91,7 @@ class Follower:
         last = self._last
         if last is not None and not changed and (last.alive, last.problem) == (alive, problem):
             return None
-        self._last = Snapshot(self._view, self._evidence(), alive, self._result, problem)
+        self._last = Snapshot(self._view, self._evidence(), alive, self._result, problem, self._budget_s)
         return self._last
 
     def _poll_curves(self) -> bool:

@@ -181,11 +181,12 @@ class RunView:
             words.append(f"{_STAGE_SIGN.get(status, '?')} {stage}{count}")
         return "  ".join(words)
 
-    def status_line(self, alive: bool) -> str:
+    def status_line(self, alive: bool, budget_s: float = 0.0) -> str:
         """Return in one sentence how things stand.
 
         Args:
             alive: Whether a runner is at work in the folder.
+            budget_s: Seconds that the replays may take, 0 for no limit.
         """
         if self.end == "completed" and self.left_out:
             return f"The budget was spent: {self.count_line()}. b gives it more time."
@@ -202,6 +203,7 @@ class RunView:
                 extra = f": {literal(detail, 200)}" if detail else ""
                 if stage == "replay" and self.eta_s is not None:
                     extra += f", about {seconds(self.eta_s)} left"
+                    extra += f" (stops once {seconds(budget_s)} are spent)" if budget_s else ""
                 return f"{stage.capitalize()} under way{extra}"
         if any(row.extra and row.status in ("queued", "started") for row in self.rows):
             left = f"; about {seconds(self.eta_s)} left" if self.eta_s is not None else ""
@@ -228,6 +230,7 @@ class Snapshot:
         alive: Whether a runner is at work.
         result: The result, None before there is one.
         problem: What keeps the folder from being read, "" when nothing does.
+        budget_s: Seconds that the replays may take, 0 for no limit.
     """
 
     view: RunView = field(default_factory=RunView)
@@ -235,6 +238,7 @@ class Snapshot:
     alive: bool = False
     result: Result | None = None
     problem: str = ""
+    budget_s: float = 0.0
 
 
 def _ended(rows: Iterable[RunRow]) -> int:

@@ -213,6 +213,8 @@ class RunScreen(BaseScreen):
             return ""
         if view.end in ("failed", "interrupted"):
             return f"There is no verdict: the run was {view.end}. {view.status_line(self._snapshot.alive)}"
+        if not view.rows:
+            return "No verdict yet: the proxy comes first, then the replays."
         return f"No verdict yet: {view.count_line()} so far."
 
     def _show_status(self) -> None:
@@ -226,7 +228,9 @@ class RunScreen(BaseScreen):
             style = style or (
                 "warn" if spent or (not view.end and not snapshot.alive) else "head" if view.end else ""
             )
-            status.say(view.status_line(snapshot.alive), style, "" if view.end else view.now)
+            status.say(
+                view.status_line(snapshot.alive, snapshot.budget_s), style, "" if view.end else view.now
+            )
 
     def _show_rows(self) -> None:
         """Bring the table up to date."""
@@ -266,7 +270,9 @@ class RunScreen(BaseScreen):
 
     def _show_row_detail(self) -> None:
         row = self._row()
-        text = "" if row is None else f"{row.run}: {row.state}"
+        # Between the build and the first replay the table is empty: nobody should wonder why.
+        waiting = "" if self._snapshot.view.end else "No replay yet: the proxy comes first."
+        text = waiting if row is None else f"{row.run}: {row.state}"
         self.query_one("#row-detail", Static).update(literal(text))
 
     def on_data_table_row_highlighted(self, event: DataTable.RowHighlighted) -> None:
