@@ -59,7 +59,7 @@ async def walk(run_dir: Path, size: str) -> None:
         await shown(pilot, "kl_spike")
         save(app, "home", size)
         await pilot.press("enter")
-        await shown(pilot, "The log shows it")
+        await shown(pilot, "The log shows")
         save(app, "symptom", size)
         await pilot.press("enter")
         await shown(pilot, "marked")

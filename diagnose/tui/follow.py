@@ -9,6 +9,7 @@ import json
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
+from shutil import disk_usage
 
 from diagnose.curves import Curves
 from diagnose.events import Tail
@@ -18,6 +19,9 @@ from diagnose.report.words import replay_of_run
 from diagnose.result import Result
 from diagnose.store import RunFolder, read_json
 from diagnose.tui.model import RunView, Snapshot, fold
+
+LEAST_ROOM = 1 << 16
+"""Bytes under which a disk counts as full: the next write of anything fails."""
 
 
 class MetricsTail:
@@ -87,12 +91,21 @@ class Follower:
         except OSError as error:
             problem = f"{self._folder.path} cannot be read: {error.strerror or error}"
         self._view = fold(self._view, events)
+        if not alive and not problem and self._view.end != "completed" and self._is_full():
+            problem = "The disk of the run folder is full. Make room, then u resumes: what is done is kept."
         changed = bool(events) | self._poll_curves() | self._poll_result()
         last = self._last
         if last is not None and not changed and (last.alive, last.problem) == (alive, problem):
             return None
         self._last = Snapshot(self._view, self._evidence(), alive, self._result, problem, self._budget_s)
         return self._last
+
+    def _is_full(self) -> bool:
+        """Whether the disk takes nothing more: a runner that it killed could not write that down."""
+        try:
+            return disk_usage(self._folder.path).free < LEAST_ROOM
+        except OSError:
+            return False
 
     def _poll_curves(self) -> bool:
         changed = False

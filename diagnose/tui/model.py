@@ -197,7 +197,9 @@ class RunView:
         if self.end == "failed":
             return f"Failed. {self._last_problem()}".strip()
         if not alive:
-            return "The runner is gone without a last word. What is done is kept; u resumes the rest."
+            said = self._last_problem()
+            why = f"The last that is known: {said}. " if said else ""
+            return f"The runner is gone without a last word. {why}What is done is kept; u resumes the rest."
         for stage, status, detail in self.stages:
             if status == "started":
                 extra = f": {literal(detail, 200)}" if detail else ""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+
 from rich.text import Text
 from textual.widgets import Static
 
@@ -37,4 +39,8 @@ class Message(Static):
 
     def fail(self, error: Exception) -> None:
         """Show an error and what to do about it."""
-        self.say(str(error), "fail", getattr(error, "mend", ""))
+        said, mend = str(error), getattr(error, "mend", "")
+        if isinstance(error, OSError):
+            said = f"{error.strerror or error}" + (f": {error.filename}" if error.filename else "")
+            mend = "Nothing is lost: make room, then try again." if error.errno == errno.ENOSPC else mend
+        self.say(said, "fail", mend)

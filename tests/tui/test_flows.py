@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from textual.css.query import NoMatches
@@ -472,8 +473,22 @@ async def test_a_full_disk_while_starting_is_said_and_starting_again_is_possible
             patch.setattr(backend, "start", full)
             await pilot.press("r")
             await until(pilot, lambda: "No space left" in text(app, "#detail"), "said")
+            assert "make room, then try again" in text(app, "#detail")
         await pilot.press("r")
         await until(pilot, lambda: isinstance(app.screen, RunScreen), "the second try")
+
+
+async def test_a_disk_that_filled_up_under_a_run_is_said(
+    backend: FakeBackend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = Script(tmp_path / "old")
+    script.begin()
+    script.unlock()  # the runner could not even write its last word
+    monkeypatch.setattr("diagnose.tui.follow.disk_usage", lambda _: SimpleNamespace(free=0))
+    app = app_for(backend, tmp_path / "old")
+    async with app.run_test() as pilot:
+        await until(pilot, lambda: "is full. Make room, then u resumes" in text(app, "#status"), "said")
+        assert "u" in app.screen.active_bindings
 
 
 async def test_proxy_and_log_can_be_read_while_a_run_goes_on(backend: FakeBackend, tmp_path: Path) -> None:
