@@ -48,7 +48,8 @@ async def shown(pilot: Pilot[None], words: str) -> None:
 def save(app: DiagnoseApp, name: str, size: str) -> None:
     """Write a picture; fonts come from the reader's machine, not from the network."""
     svg = re.sub(r"@font-face\s*\{.*?\}\s*", "", app.export_screenshot(), flags=re.DOTALL)
-    svg = svg.replace(f"{Path.cwd()}/", "…/")  # a picture says nothing of the machine that it was taken on
+    # A picture says nothing of the machine that it was taken on, nor of the one that the run was made on.
+    svg = re.sub(r"/[\w./-]*/(?=proxy/embedded/)", "…/", svg.replace(f"{Path.cwd()}/", "…/"))
     (OUT / f"{name}-{size}.svg").write_text(svg)
 
 
