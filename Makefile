@@ -8,7 +8,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 PLAYBOOK ?= playbooks/kl_spike.yaml
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-test run test bench triage-bars accept families study selftest figures clean distclean verl-env test-verl verl-resolve
+.PHONY: help setup setup-test run test bench triage-bars accept families study selftest figures clean distclean verl-env test-verl verl-resolve verl-launch verl-cluster
 
 help:
 	@echo "make setup   the environment, in $(VENV)"
@@ -22,6 +22,7 @@ help:
 	@echo "make selftest   set-up, then every fault hidden in turn, into docs/selftest.md (hours; shares make study's runs)"
 	@echo "make verl-env   verl's own environment for --engine verl, in $(VERL_VENV) (about 2 GB)"
 	@echo "make test-verl  both set-ups, then the tests that run real verl (minutes)"
+	@echo "make verl-launch, verl-cluster  cost of the launcher; jobs on a Ray cluster started for it (minutes each)"
 	@echo "make figures  set-up, then the paper's Figures 3 and 4, into docs/figures (24 runs, a few minutes)"
 	@echo "make clean   remove caches and build products; make distclean: also $(VENV)"
 
@@ -103,6 +104,13 @@ verl-env: $(VERL_VENV)/.setup
 
 test-verl: setup-test verl-env
 	$(BIN)/python -m pytest tests/verl
+
+# What the launcher costs beyond verl, and from verl's shards to a proxy; Ray jobs on a cluster that is really started.
+verl-launch: setup-test verl-env
+	$(BIN)/python -m bench.verl_launch
+
+verl-cluster: setup-test verl-env
+	$(BIN)/python -m bench.verl_cluster
 
 # Slow and only about the registry: that the verl extra resolves in an empty environment, at versions that suit verl.
 verl-resolve:

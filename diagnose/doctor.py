@@ -15,7 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from diagnose import ascend
-from proxy.engines.verl_env import TESTED, NoVerl, find_python
+from proxy.engines.verl_env import TESTED, NoVerl, find_python, version_of
 
 DISTRIBUTION = "rl-diagnose"
 PACKAGES = ("diagnose", "proxy", "taxonomy")
@@ -171,7 +171,7 @@ def _verl() -> Check:
     except NoVerl as error:
         return Check("verl", "absent", str(error), f"only for --engine verl: {error.mend}")
     root = python.parent.parent
-    found = next(root.glob("lib/python3*/site-packages/verl/version/version")).read_text().strip()
+    found = version_of(python)
     if found != TESTED:
         return Check("verl", "warn", f"{found} in {root}; tested with {TESTED}", "make verl-env")
     return Check("verl", "ok", f"{found} in {root}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 from pathlib import Path
 
 VARIABLE = "DIAGNOSE_VERL_PYTHON"
@@ -41,7 +42,40 @@ def find_python(named: str = "") -> Path:
     python = next((place for place in places if os.access(place, os.X_OK)), None)
     if python is None:
         raise NoVerl(f"the verl engine has no interpreter: {places[0]} is not there")
-    # The link is not followed: it is the folder around it that makes an environment of an interpreter.
-    if not any((python.parent.parent / "lib").glob("python3*/site-packages/verl/version/version")):
+    if not version_of(python):
         raise NoVerl(f"{python} has no verl")
     return python.absolute()
+
+
+_ASK = """
+import importlib.util, pathlib
+spec = importlib.util.find_spec("verl")
+for home in spec.submodule_search_locations if spec and spec.submodule_search_locations else ():
+    file = pathlib.Path(home) / "version" / "version"
+    print(file.read_text().strip() if file.is_file() else "unknown")
+"""
+
+
+def version_of(python: Path) -> str:
+    """Return the version of verl that an interpreter has, without importing it; "" for none.
+
+    An installation from sources or in a container's system Python lies elsewhere than a wheel in an environment: the
+    interpreter is asked then.
+    """
+    # The link is not followed: it is the folder around it that makes an environment of an interpreter.
+    for file in (python.parent.parent / "lib").glob("python3*/site-packages/verl/version/version"):
+        return file.read_text().strip()
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    try:
+        asked = subprocess.run(
+            [str(python), "-c", _ASK],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+            cwd="/",
+            env=kept,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return asked.stdout.strip().partition("\n")[0]

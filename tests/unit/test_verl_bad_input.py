@@ -15,7 +15,7 @@ import pytest
 from proxy.embedded import resolve
 from proxy.engines import verl
 from proxy.engines.verl import Tail
-from proxy.engines.verl_env import NoVerl, find_python
+from proxy.engines.verl_env import NoVerl, find_python, version_of
 from proxy.engines.verl_plugin.table import MARKER
 from proxy.specs import EngineSpec, Launch, Recipe, RunSpec
 from tests.pipeline.lab import heed_interrupts
@@ -184,6 +184,21 @@ def test_another_interpreter_is_refused_with_the_mend(tmp_path):
     with pytest.raises(NoVerl, match="is not there"):
         find_python(str(tmp_path / "nothing"))
     assert replace(EngineSpec("verl"), python="x").python == "x"
+
+
+def test_a_verl_from_sources_is_found_by_asking(tmp_path):
+    """As in the images of verl and vllm-ascend: no wheel in a folder of the interpreter's."""
+    sources = tmp_path / "src" / "verl"
+    (sources / "version").mkdir(parents=True)
+    (sources / "__init__.py").write_text("raise SystemExit('imported')")
+    (sources / "version" / "version").write_text("0.9.2.dev0\n")
+    python = tmp_path / "usr" / "bin" / "python3"
+    python.parent.mkdir(parents=True)
+    code = f"import sys; sys.path.insert(0, {str(tmp_path / 'src')!r}); exec(sys.argv[2])"
+    python.write_text(f"#!{sys.executable}\n{code}\n")
+    python.chmod(0o755)
+    assert find_python(str(python)) == python
+    assert version_of(python) == "0.9.2.dev0"
 
 
 CLIENT = """

@@ -1,4 +1,4 @@
-"""A user's own command on real verl: a fault in it, NaN in the middle, a worker that dies. Three runs, two at a time."""
+"""A user's own command on real verl: a fault in it, NaN in the middle, a worker that dies. Three runs in all."""
 
 import json
 from dataclasses import asdict, replace
