@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from proxy.engines.verl_plugin.table import HOOKS
+from proxy.engines.verl_plugin.table import ANY, HOOKS
 from taxonomy.registry import FaultCard
 from taxonomy.stages import CHECKPOINT_PARTS, Form, Stage
 
@@ -86,10 +86,6 @@ CAPABILITIES: dict[str, tuple[Capability, ...]] = {
         for stage, form in hook.stages
     ),
 }
-
-
-ANY = ("every parameter and buffer, by name", "every parameter by checkpoint name")
-"""What stands for "whatever the model has" in the table."""
 
 
 def refusal(engine: str, card: FaultCard) -> str:

@@ -26,7 +26,7 @@ from typing import Any
 from proxy.engines import leases, verl_job, verl_submit, verl_watch
 from proxy.engines.platforms import PLATFORMS
 from proxy.engines.verl_env import find_python
-from proxy.engines.verl_plugin.table import MARKER, ROLLOUT, hooks_of
+from proxy.engines.verl_plugin.table import MARKER, ROLLOUT
 from proxy.engines.verl_words import RAY_LOGS, last_lines, last_words
 from proxy.specs import INJECTION_FAILED, FaultSpec, RunOutcome, RunSpec
 
@@ -109,7 +109,7 @@ def check_plugin(home: Path, faults: Sequence[FaultSpec], trainer: str, backend:
     kinds = {report["kind"] for report in found}
     there = {hook for report in found for hook in report["hooks"]}
     for fault in faults:
-        for hook in hooks_of(fault.stage, fault.form, trainer, backend):
+        for hook in verl_job.places_of(fault, trainer, backend):
             place = f"{hook.module}:{hook.symbol}" if hook.module else ""
             if hook.process not in kinds or (place and place not in there):
                 what = place or f"a {hook.process} of ours"

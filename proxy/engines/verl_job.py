@@ -22,8 +22,9 @@ from typing import Any
 from proxy.embedded import task
 from proxy.engines import verl_own
 from proxy.engines.verl_command import MODULE, joined
-from proxy.engines.verl_plugin.table import ROLLOUT, VALIDATION, hooks_of
+from proxy.engines.verl_plugin.table import ANY, ROLLOUT, VALIDATION, Hook, hooks_of
 from proxy.specs import EngineSpec, FaultSpec, Launch, Recipe, RunSpec
+from taxonomy.registry import library
 from taxonomy.stages import Form
 
 PACKAGE = "rl_diagnose_plugin"
@@ -167,6 +168,24 @@ def by_hydra(spec: RunSpec) -> bool:
     )
 
 
+def places_of(fault: FaultSpec, trainer: str, backend: str) -> tuple[Hook, ...]:
+    """Return the places in verl that a fault needs: those that show what its card uses, else all of its stage.
+
+    Raises:
+        CannotExpress: There are none under this trainer and rollout.
+    """
+    where = f"at the {fault.stage} stage under the {trainer} trainer with the {backend} rollout"
+    hooks = hooks_of(fault.stage, fault.form, trainer, backend)
+    if not hooks:
+        raise CannotExpress(f"the verl engine has no {fault.form} injection {where}")
+    card = library().cards.get(fault.id)
+    uses = set(card.uses) if card else set()
+    names = {name for hook in hooks for name in hook.tensors}
+    if uses - names and not names & set(ANY):
+        raise CannotExpress(f"the verl engine gives no access to {', '.join(sorted(uses - names))} {where}")
+    return tuple(hook for hook in hooks if uses & set(hook.tensors)) or hooks
+
+
 def checked(spec: RunSpec) -> None:
     """Raise `CannotExpress` where verl, or this version of the engine, cannot carry out a run."""
     launch, trainer = spec.engine.launch, spec.engine.trainer
@@ -179,17 +198,11 @@ def checked(spec: RunSpec) -> None:
         raise CannotExpress("verl always has a rollout of its own: recipe.exact is for the local engine")
     if spec.recipe.prompts % spec.recipe.mini_batches:
         raise CannotExpress("verl cuts a step by prompts: prompts must be a multiple of mini_batches")
-    backend = backend_of(spec.engine)
     for fault in faults_of(spec):
-        hooks = hooks_of(fault.stage, fault.form, trainer, backend)
-        if not hooks:
-            raise CannotExpress(
-                f"the verl engine has no {fault.form} injection at the {fault.stage} stage under the "
-                f"{trainer} trainer with the {backend} rollout"
-            )
-        places = [hook.symbol for hook in hooks if ".fsdp." in hook.module]
-        if places and launch and not launch.strategy.startswith("fsdp"):
-            raise CannotExpress(f"{', '.join(places)} is hooked for FSDP alone, not for {launch.strategy}")
+        found = places_of(fault, trainer, backend_of(spec.engine))
+        bound = [hook.symbol for hook in found if ".fsdp." in hook.module]
+        if len(bound) == len(found) and launch and not launch.strategy.startswith("fsdp"):
+            raise CannotExpress(f"{', '.join(bound)} is hooked for FSDP alone, not for {launch.strategy}")
 
 
 def overridden(spec: RunSpec) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import sys
 from collections import Counter
 
 import pytest
@@ -188,3 +189,23 @@ def test_probes_and_remedies_are_run_when_asked_for_and_only_then(raced, tmp_pat
     assert "Would it help?" in text and "does not help" in text
     before = len(lab.started())
     assert lab.run("run", "--resume", lab.out, "--quiet")[0] == 0 and len(lab.started()) == before
+
+
+def test_on_verl_its_own_remedies_are_tried_and_what_its_engine_lacks_is_named(tmp_path, monkeypatch):
+    python = tmp_path / "env" / "bin" / "python"
+    version = tmp_path / "env" / "lib" / "python3" / "site-packages" / "verl" / "version" / "version"
+    for file in (python, version):
+        file.parent.mkdir(parents=True)
+    python.symlink_to(sys.executable)
+    version.write_text("0.9.1")
+    monkeypatch.setenv("DIAGNOSE_VERL_PYTHON", str(python))
+    lab = racing(tmp_path, candidates="[{fault: weight_sync_skipped}, {fault: kl_sign_flipped}]")
+    fake_worker.write_log(lab.home / "incident.jsonl", "weight_sync_skipped", 7, steps=24)
+    order = ["run", "playbook.yaml", "--out", lab.out, "--json", "--engine", "verl", "--try-fix", "--probe"]
+    code, out, err = lab.run(*order)
+    assert code == 0, err
+    assert "probes are run by the local engine alone" in err
+    outcomes = {item["remedy"]: item["outcome"] for item in json.loads(out)["remedies"]}
+    assert outcomes["sequence_weights"] == outcomes["same_precision"] == "does not help"
+    assert outcomes["router_replay"].startswith("needs verl's Megatron")
+    assert not [word for word in lab.started() if "router_replay" in word]

@@ -77,8 +77,9 @@ def test_what_nobody_can_inject_is_refused_everywhere():
 
 def test_an_engine_refuses_what_it_gives_no_access_to():
     card = next(card for card in CARDS if card.id == "router_disagreement")
-    assert refusal("local", card) == ""
-    assert refusal("verl", card) == "the verl engine gives no access to router_logits at the rollout stage"
+    assert refusal("local", card) == "" == refusal("verl", card)
+    odd = replace(card, uses=("hidden_states",))
+    assert refusal("verl", odd) == "the verl engine gives no access to hidden_states at the rollout stage"
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from proxy.engines import verl_job
 from proxy.engines.base import CAPABILITIES, refusal
 from proxy.engines.verl_env import NoVerl, find_python
 from proxy.engines.verl_plugin.table import HOOKS
-from proxy.specs import EngineSpec, FaultSpec, Recipe, RunSpec
+from proxy.specs import EngineSpec, FaultSpec, Launch, Recipe, RunSpec
 from taxonomy.registry import library
 
 MODEL = "embedded:qwen3_moe"
@@ -114,6 +114,21 @@ def test_a_setting_that_changes_in_the_middle_is_left_to_the_plugin(tmp_path):
         (
             replace(spec(), fault=FaultSpec("x", "event", "reward", "taxonomy.inject.state:stale_weights")),
             "no event injection at the reward stage under the v0 trainer",
+        ),
+        (
+            spec("padding_in_the_loss", engine=replace(VERL, trainer="v1")),
+            "no access to response_mask at the batch stage under the v1 trainer",
+        ),
+        (
+            spec(
+                "tensor_parallel_numerics",
+                engine=replace(VERL, launch=Launch(platform="cuda", rollout="vllm")),
+            ),
+            "no access to o_proj at the rollout stage under the v0 trainer with the vllm rollout",
+        ),
+        (
+            spec("top_k_mismatch", engine=replace(VERL, launch=Launch(platform="cuda", rollout="sglang"))),
+            "no transform injection at the rollout stage under the v0 trainer with the sglang rollout",
         ),
         (spec(engine=replace(VERL, trainer="v2")), "no trainer 'v2'"),
         (spec(engine=replace(VERL, rollout_dtype="fp8")), "no precision 'fp8'"),

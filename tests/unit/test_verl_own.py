@@ -115,7 +115,12 @@ def test_a_command_line_is_what_would_be_started(tmp_path):
 @pytest.mark.parametrize(
     ("fault", "changes", "words"),
     [
-        (FaultSpec("f", "transform", "rollout", "a:b"), {"rollout": "sglang"}, "with the .* rollout"),
+        (FaultSpec("f", "transform", "rollout", "a:b"), {"rollout": "sglang"}, "with the sglang rollout"),
+        (
+            FaultSpec("balancing_misscaled", "overrides", "loss", "a:b"),
+            {"strategy": "veomni"},
+            "not for veomni",
+        ),
         (
             FaultSpec("f", "event", "sync", "a:b"),
             {"strategy": "megatron"},
@@ -127,7 +132,8 @@ def test_what_is_not_hooked_in_the_users_engines_is_refused(fault, changes, word
     spec = replace(with_launch(**changes), fault=fault)
     with pytest.raises(verl_job.CannotExpress, match=words):
         verl_job.checked(spec)
-    verl_job.checked(replace(with_launch(**changes), fault=replace(fault, stage="reward", form="transform")))
+    other = replace(fault, id="f", stage="loss", form="overrides")
+    verl_job.checked(replace(with_launch(**changes), fault=other))
 
 
 def test_a_kl_fault_needs_a_kl_loss():

@@ -23,6 +23,8 @@ VLLM = "vllm"
 VALIDATION = 0
 """Value of `rollout.val_kwargs.top_k` by which the CPU rollout tells held-out requests from those of training."""
 
+ANY = ("every parameter and buffer, by name", "every parameter by checkpoint name")
+"""What stands for "whatever the model has" among an engine's tensors."""
 DRIVER, TRAINER, SERVER = "driver", "trainer", "server"
 """The three kinds of processes: the loop, a training worker, a rollout server."""
 
