@@ -16,7 +16,7 @@ help:
 	@echo "make test    set-up with the test extras, then lint, types, layers and the whole suite"
 	@echo "make bench   set-up, then CPU seconds a step, seconds to build, wall time of the playbook, cost of reading a log"
 	@echo "make families  every MoE family: made, cut, loaded back, held to the masked original (docs/families.md)"
-	@echo "make triage-bars  set-up, then what triage promises, without a training run"
+	@echo "make triage-bars  set-up, then what logs and triage promise, without a training run"
 	@echo "make accept  set-up, then the spine's promises with real incidents (half an hour)"
 	@echo "make study   set-up, then every bar of the scoring, into docs/study.md (hours; STUDY=--quick: a minute)"
 	@echo "make selftest   set-up, then every fault hidden in turn, into docs/selftest.md (hours; shares make study's runs)"
@@ -68,7 +68,8 @@ bench: setup
 families: setup
 	$(BIN)/python -m bench.families --out docs/families.md
 
-# Incidents, negatives, healthy runs and the time of a triage; TRIAGE="--logs DIR --runs DIR" adds what lies elsewhere.
+# Incidents, negatives, healthy runs, the time of a triage and of reading a large log; TRIAGE="--logs DIR --runs DIR" adds
+# what lies elsewhere, TRIAGE="--gb 1" makes the log as large as the bar says.
 triage-bars: setup
 	$(BIN)/python -m bench.triage $(TRIAGE)
 

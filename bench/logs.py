@@ -17,6 +17,8 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 BAR = 20.0
@@ -114,6 +116,55 @@ def measure(path: Path, rounds: int) -> tuple[dict[str, float], dict[str, float]
     return grep, own
 
 
+@dataclass(frozen=True)
+class Cost:
+    """What reading one log cost.
+
+    Attributes:
+        size: Size of the log, in GB.
+        share: Share of metric lines.
+        steps: Number of metric lines.
+        grep: CPU and wall seconds of grep.
+        own: The same of reading, and the MiB that it took.
+        small: MiB for a log a tenth the size.
+    """
+
+    size: float
+    share: float
+    steps: int
+    grep: dict[str, float]
+    own: dict[str, float]
+    small: float
+
+    @property
+    def ratio(self) -> float:
+        """CPU time as a multiple of grep's."""
+        return self.own["cpu"] / self.grep["cpu"]
+
+    @property
+    def growth(self) -> float:
+        """MiB that ten times the bytes take more."""
+        return self.own["mib"] - self.small
+
+    @property
+    def counts(self) -> bool:
+        """Whether the bar of time is for it: metric lines are the smaller part of a log."""
+        return self.share <= 0.5
+
+
+def costs(gb: float, shares: Sequence[float] = (0.1, 0.95), rounds: int = 3) -> Iterator[Cost]:
+    """Yield what reading a log of so many GB costs, for several shares of metric lines."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "console.log"
+        for share in shares:
+            make(path, int(gb * 1e8), share)
+            small = measure(path, 1)[1]["mib"]
+            steps = make(path, int(gb * 1e9), share)
+            grep, own = measure(path, rounds)
+            assert own["records"] == steps
+            yield Cost(path.stat().st_size / 1e9, share, steps, grep, own, small)
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Measure and print; 1 where a bar is missed."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
@@ -130,23 +181,15 @@ def main(arguments: list[str] | None = None) -> int:
         f"{'GB':>5} {'metric lines':>22} {'grep cpu':>9} {'read cpu':>9} {'ratio':>6} {'grep wall':>10}"
         f" {'read wall':>10} {'ratio':>6} {'MiB':>5} {'MiB/10':>7}"
     )
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "console.log"
-        for share in options.share or (0.1, 0.95):
-            make(path, int(options.gb * 1e8), share)
-            small = measure(path, 1)[1]["mib"]
-            steps = make(path, int(options.gb * 1e9), share)
-            size = path.stat().st_size / 1e9
-            grep, own = measure(path, options.rounds)
-            assert own["records"] == steps
-            ratio, more = own["cpu"] / grep["cpu"], own["mib"] - small
-            missed = missed or (share <= 0.5 and ratio > BAR) or more > MEMORY
-            print(
-                f"{size:5.2f} {steps:12} ({share:4.0%} of it) {grep['cpu']:9.3f} {own['cpu']:9.2f} {ratio:6.1f}"
-                f" {grep['wall']:10.3f} {own['wall']:10.2f} {own['wall'] / grep['wall']:6.1f}"
-                f" {own['mib']:5.0f} {small:7.0f}",
-                flush=True,
-            )
+    for cost in costs(options.gb, options.share or (0.1, 0.95), options.rounds):
+        grep, own = cost.grep, cost.own
+        missed = missed or (cost.counts and cost.ratio > BAR) or cost.growth > MEMORY
+        print(
+            f"{cost.size:5.2f} {cost.steps:12} ({cost.share:4.0%} of it) {grep['cpu']:9.3f} {own['cpu']:9.2f}"
+            f" {cost.ratio:6.1f} {grep['wall']:10.3f} {own['wall']:10.2f} {own['wall'] / grep['wall']:6.1f}"
+            f" {own['mib']:5.0f} {cost.small:7.0f}",
+            flush=True,
+        )
     print(
         f"bars: ratio ≤ {BAR:g}, memory for ten times the bytes ≤ {MEMORY:g} MiB more: {'missed' if missed else 'met'}"
     )

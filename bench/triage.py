@@ -1,10 +1,10 @@
 """`make triage-bars`: what triage promises, measured in one command without a single training run.
 
-    python -m bench.triage [--logs DIR] [--runs DIR]
+    python -m bench.triage [--logs DIR] [--runs DIR] [--gb 1]
 
 Incidents and negatives are the observations of ``tests/fixtures/cases``. Healthy runs are the seeds that the shipped
 calibration holds, and recorded ones from a folder. Logs of other people's healthy runs come from a folder, where there
-is one: a file counts as healthy when its name says so.
+is one: a file counts as healthy when its name says so. Reading a large console log is timed too (`bench.logs`).
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 import yaml
 
+from bench.logs import BAR, MEMORY, costs
 from diagnose.curves import Curves
 from diagnose.errors import DiagnoseError
 from diagnose.triage import assess as assess_logs
@@ -244,6 +245,9 @@ def main() -> None:
     )
     parser.add_argument("--logs", type=Path, help="folder of other people's logs")
     parser.add_argument("--runs", type=Path, action="append", default=[], help="folder of recorded runs")
+    parser.add_argument(
+        "--gb", type=float, default=0.1, help="size of the console log whose reading is timed"
+    )
     options = parser.parse_args()
     failed = []
 
@@ -300,6 +304,18 @@ def main() -> None:
         f"{SPEED:g}",
         triage <= SPEED * base,
     )
+    for cost in costs(options.gb):
+        what = f"CPU of reading a {cost.size:.2g} GB console log, {cost.share:.0%} metric lines, in multiples of grep"
+        if cost.counts:
+            bar(what, f"{cost.ratio:.1f}", f"{BAR:g}", cost.ratio <= BAR)
+        else:
+            print(f"      {what}: {cost.ratio:.1f} (the worst case, beside the bar)")
+        bar(
+            "MiB that ten times the bytes take more",
+            f"{cost.growth:.0f}",
+            f"{MEMORY:g}",
+            cost.growth <= MEMORY,
+        )
     sys.exit(bool(failed))
 
 

@@ -58,6 +58,8 @@ SIZE = 0.5
 FACT = 1.0
 CHECK = 1.5
 PRESUPPOSED = 0.25
+DIRECT = {"late_gap", "first_ratio", "lag", "weights"}
+"""Quantities that show one kind of gap by itself. Averaged over all tokens, the same gap may be within the usual."""
 TIE = 0.5
 """Candidates this close to the first can't be told apart."""
 LEAST = 0.75
@@ -241,7 +243,7 @@ def _weigh_observations(
         if not moved(item):
             clear = item.rule != UNCLEAR
             factor = 1.0 if clear else 0.5
-            if quantity in clue.requires and clear:
+            if quantity in clue.requires and clear and not _shown_directly(seen, expected):
                 why = f"{title} is as in a healthy run, and this fault moves it"
                 tally.ruled_out = tally.ruled_out or why
             elif sign is not None and sign.is_ == "none":
@@ -264,6 +266,17 @@ def _weigh_observations(
             continue
         tally.add(weight * alike * AGREES[sign.weight], f"{said}, as expected")
         _weigh_onset(tally, item, sign, clue, title)
+
+
+def _shown_directly(seen: Mapping[str, Observation], expected: Mapping[str, Sign]) -> bool:
+    """Whether one of the quantities in `DIRECT` is out of order, and in the way that the fault puts it so."""
+    return any(
+        (item := seen.get(name)) is not None
+        and item.alarm
+        and (sign := expected.get(name)) is not None
+        and sign.is_ == item.sense
+        for name in DIRECT
+    )
 
 
 def _weigh_onset(tally: _Tally, item: Observation, sign: Sign, clue: Clues, title: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -414,3 +415,16 @@ def test_the_logs_of_the_documentation(
     data = answer(capsys, file, *(word for fact in context for word in ("--context", fact)))
     assert fault in [item["fault"] for item in data["candidates"] if item["tied"]]
     assert symptom in [item["id"] for item in data["symptoms"]]
+
+
+def test_the_documentation_shows_what_is_printed(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = Path(__file__).parents[2]
+    page = (root / "docs" / "triage.md").read_text(encoding="utf-8")
+    shown = re.findall(r"```\n\$ diagnose (triage [^\n]*)\n(.*?\n)```", page, re.DOTALL)
+    assert len(shown) == 3
+    monkeypatch.chdir(root / "tests" / "fixtures" / "triage")
+    for words, wanted in shown:
+        assert invoke(words.split()) == 0
+        assert capsys.readouterr().out == wanted, words

@@ -178,3 +178,23 @@ def test_observations_as_typed() -> None:
     assert parse_observation("actor/kl_loss=nan:120").interval == (120, 120)
     with pytest.raises(BadObservation, match="did you mean actor/kl_loss"):
         parse_observation("actor/kl_los=up")
+
+
+@pytest.mark.parametrize(
+    ("fault", "direct"),
+    [
+        ("stale_weights", Observation("rollout/weight_lag", "up", "immediate")),
+        ("attention_breaks_when_long", Observation("rollout_corr/late_gap", "up", "immediate")),
+        ("batch_variant_kernels", Observation("actor/first_ratio_deviation", "up", "start")),
+    ],
+)
+def test_what_shows_a_gap_directly_is_above_its_average(fault: str, direct: Observation) -> None:
+    """The log cannot show a symptom of a fault and rule it out by the average of the same thing."""
+    calm = Observation("rollout_corr/rollout_is_mean", "none", value=0.999, alarm=False, rule="level")
+    by_id = {item.fault: item for item in rank([calm])}
+    assert "is as in a healthy run" in by_id[fault].ruled_out
+    by_id = {item.fault: item for item in rank([calm, direct])}
+    assert not by_id[fault].ruled_out
+    assert "is as in a healthy run" in by_id["weight_conversion_error"].ruled_out, (
+        "others are ruled out as before"
+    )
