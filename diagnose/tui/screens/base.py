@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, TypeVar, cast
 
+from textual.events import Resize
 from textual.screen import Screen
 
 from diagnose.errors import DiagnoseError
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
     from diagnose.tui.app import DiagnoseApp
 
 T = TypeVar("T")
+SIDE_BY_SIDE = 120
+"""Columns of a terminal from which panes stand side by side: where the application's class `-wide` begins."""
 
 
 class BaseScreen(Screen[None]):
@@ -30,10 +33,34 @@ class BaseScreen(Screen[None]):
         """The application."""
         return cast("DiagnoseApp", self.app)
 
+    def __init__(self) -> None:
+        """Make the screen."""
+        super().__init__()
+        self._pane = next(iter(self.PANES), "")
+
+    def on_mount(self) -> None:
+        """Show the first pane."""
+        self._share()
+
+    def on_resize(self, _: Resize) -> None:
+        """Show what the new width has room for."""
+        self._share()
+
     def show_pane(self, name: str) -> None:
         """Show a pane (on a narrow terminal instead of the others)."""
-        for pane in self.PANES:
-            self.query_one(f"#{pane}").set_class(pane == name, "-active")
+        self._pane = name
+        self._share()
+
+    def _share(self) -> None:
+        """Say of each pane whether it is there.
+
+        By its own style and not by a class: a class has the rules applied anew to all that is in the pane, which was
+        most of the time between a key and what it does.
+        """
+        wide = self.app.size.width >= SIDE_BY_SIDE
+        for name in self.PANES:
+            for pane in self.query(f"#{name}"):
+                pane.display = wide or name == self._pane
 
     def ask(
         self,

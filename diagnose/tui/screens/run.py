@@ -150,7 +150,7 @@ class RunScreen(BaseScreen):
         yield Static(id="stages", markup=False)
         yield Message(id="status")
         with Container(id="panes"):
-            with Vertical(id="runs", classes="panel pane -active") as box:
+            with Vertical(id="runs", classes="panel pane") as box:
                 box.border_title = "1 Runs"
                 yield RowTable(
                     {"run": "replay", "seed": "seed", "state": "state", "witness": "injection"},

@@ -68,7 +68,7 @@ class SymptomScreen(BaseScreen):
 
         yield Crumbs(1)
         with Container(id="panes", classes="symptom-panes"):
-            with Vertical(id="tree", classes="panel pane -active") as box:
+            with Vertical(id="tree", classes="panel pane") as box:
                 box.border_title = "1 What is wrong, and since which step"
                 box.border_subtitle = "● in force  ◆ in the log too  ◇ akin to it"
                 yield Tree("symptoms", id="symptoms")
