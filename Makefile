@@ -8,7 +8,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 PLAYBOOK ?= playbooks/kl_spike.yaml
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-test run test bench triage-bars accept families study selftest figures clean distclean verl-env test-verl verl-resolve verl-launch verl-cluster
+.PHONY: help setup setup-test run test bench triage-bars accept families study selftest figures clean distclean verl-env test-verl verl-table verl-resolve verl-launch verl-cluster
 
 help:
 	@echo "make setup   the environment, in $(VENV)"
@@ -23,6 +23,7 @@ help:
 	@echo "make verl-env   verl's own environment for --engine verl, in $(VERL_VENV) (about 2 GB)"
 	@echo "make test-verl  both set-ups, then the tests that run real verl (minutes)"
 	@echo "make verl-launch, verl-cluster  cost of the launcher; jobs on a Ray cluster started for it (minutes each)"
+	@echo "make verl-table both set-ups, then docs/verl.md's comparison of the engines (an hour; goes on where it was stopped)"
 	@echo "make figures  set-up, then the paper's Figures 3 and 4, into docs/figures (24 runs, a few minutes)"
 	@echo "make clean   remove caches and build products; make distclean: also $(VENV)"
 
@@ -112,6 +113,10 @@ verl-launch: setup-test verl-env
 
 verl-cluster: setup-test verl-env
 	$(BIN)/python -m bench.verl_cluster
+
+# Some twenty runs of verl, kept in build/verl_table; VERL_TABLE="--seeds 2 --faults a,b" makes fewer.
+verl-table: setup verl-env
+	$(BIN)/python -m bench.verl_table $(VERL_TABLE)
 
 # Slow and only about the registry: that the verl extra resolves in an empty environment, at versions that suit verl.
 verl-resolve:
