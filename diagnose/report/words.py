@@ -151,7 +151,7 @@ def what_to_do(result: Result) -> tuple[str, ...]:
     elif verdict == Verdict.INCONCLUSIVE and result.failures:
         steps.append("Replays failed: read the workers' logs in the run folder, then resume the run.")
     elif verdict == Verdict.INCONCLUSIVE and result.not_tried and not _replayed(result):
-        steps.append("No candidate was replayed in time: run it again with more of it (--budget 600).")
+        steps.append("No candidate was replayed in time.")
     elif verdict == Verdict.INCONCLUSIVE:
         steps.append(
             "Give it more to go on: a longer log first of all, then a healthy twin of the run (if there is none), "
@@ -159,10 +159,9 @@ def what_to_do(result: Result) -> tuple[str, ...]:
         )
     elif verdict == Verdict.INJECTION_FAILED:
         steps.append("Read the workers' logs in the run folder, then resume the run.")
-    if any(reason.startswith(NOT_REACHED) for reason in result.not_tried.values()) and result.run_dir:
-        steps.append(
-            f"Give it the time that the others need: diagnose run --resume {literal(result.run_dir)} --budget 300"
-        )
+    waiting = any(reason.startswith(NOT_REACHED) for reason in result.not_tried.values())
+    if waiting and result.run_dir and result.status == "completed":
+        steps.append(f"Give it more time: diagnose run --resume {literal(result.run_dir)} --budget 300")
     if result.not_tried and verdict not in (Verdict.REPRODUCED, Verdict.NO_FAULT):
         steps.append(f"Not replayed yet: {', '.join(literal(fault, 60) for fault in result.not_tried)}.")
     return tuple(step for step in steps if step)
