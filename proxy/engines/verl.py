@@ -8,6 +8,7 @@ anew: what was left of it is removed first.
 from __future__ import annotations
 
 import json
+import math
 import os
 import secrets
 import shlex
@@ -34,6 +35,8 @@ OnStep = Callable[[int, dict[str, float]], None]
 
 STALL_S = 1800.0
 """A run in which nothing was logged for so long is given up; start-up alone can take ten minutes."""
+SHARED_S = 5.0
+"""A shared file system may show the last records of a job a little after its end."""
 ATTEMPTS = 3
 RAY_LATE = ("timed out during startup", "Address already in use", "already in use by other components")
 """What Ray says when its own processes took more than its fixed 30 seconds (a busy machine), or when another program
@@ -309,16 +312,18 @@ def run(spec: RunSpec, checkpoint: Path, on_step: OnStep, folder: Path) -> RunOu
 def _follow(launcher: Launcher, home: Path, spec: RunSpec, on_step: OnStep, begin: float) -> tuple[int, int]:
     """Follow verl to its end; return its exit code and the last step that it logged."""
     tail, steps, heard, checked = Tail(home / "verl.jsonl"), 0, time.monotonic(), False
+    remote = spec.engine.launch is not None and bool(spec.engine.launch.address)
     code: int | None = None
-    while code is None:
+    grace = math.inf
+    while code is None or (code == 0 and remote and steps < spec.recipe.steps and time.monotonic() < grace):
         code = launcher.process.poll()
+        if code is not None and grace == math.inf:
+            grace = time.monotonic() + SHARED_S
         for step, metrics in tail.poll():
             heard = time.monotonic()
             # What a job says comes later than what it logs.
-            if step and not checked and (code is not None or launcher.log.stat().st_size):
-                check_plugin(
-                    home, verl_job.faults_of(spec), spec.engine.trainer, verl_job.backend_of(spec.engine)
-                )
+            if step and not checked and launcher.log.stat().st_size:
+                _check(home, spec)
                 checked = True
             on_step(step, metrics | merge(reports(home))[1].get(step, {}))
             steps = max(steps, step)
@@ -330,4 +335,10 @@ def _follow(launcher: Launcher, home: Path, spec: RunSpec, on_step: OnStep, begi
         if spec.engine.limit_s and now - begin > spec.engine.limit_s:
             raise RunFailed(f"verl took longer than {spec.engine.limit_s:g} s, at step {steps}")
         time.sleep(0.1)
+    if steps and not checked:
+        _check(home, spec)
     return code, steps
+
+
+def _check(home: Path, spec: RunSpec) -> None:
+    check_plugin(home, verl_job.faults_of(spec), spec.engine.trainer, verl_job.backend_of(spec.engine))
