@@ -262,8 +262,8 @@ class _Draft:
         numbers, found = [], []
         for block in self.blocks.values():
             if raw in block.keys:
-                numbers.append(np.array(block.numbers, dtype=np.int64))
-                found.append(np.array(block.values)[block.keys.index(raw) :: len(block.keys)])
+                numbers.append(np.frombuffer(block.numbers, dtype=np.int64))
+                found.append(np.frombuffer(block.values)[block.keys.index(raw) :: len(block.keys)])
         numbers_K = np.concatenate(numbers)
         order = np.argsort(numbers_K, kind="stable")
         return steps_R[numbers_K[order]], np.concatenate(found)[order]

@@ -86,6 +86,10 @@ def read_folder(folder: Path, log_format: str | None = None) -> Import:
     counts = Counts(
         *(sum(getattr(found.counts, name) for found in imports) for name in ("lines", "records", "rejected"))
     )
+    if not files and not stores:
+        raise LogError(
+            f"{source}: no file in this folder may be a log", "name the log, or the folder that holds it"
+        )
     if not runs:
         raise LogError(
             f"{source}: none of the {count(len(files), 'file')} in this folder is a log with metrics"

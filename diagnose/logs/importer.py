@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from codecs import BOM_UTF16_BE, BOM_UTF16_LE
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -18,6 +19,7 @@ from diagnose.logs.registry import HEAD, FileReader, Reader, file_readers, reade
 from diagnose.logs.sniff import sniff, sniff_head
 from diagnose.logs.source import Gunzip, name_of, opened
 from diagnose.logs.text import count, lines, pieces
+from diagnose.logs.values import quoted_number
 
 MAX_REJECTED = 200
 """Rejected lines that an import lists; the others are counted."""
@@ -155,6 +157,8 @@ def check_usable(runs: Sequence[Run], source: str, counts: Counts) -> None:
     said = _said(counts)
     if any(np.isfinite(values).any() for run in runs for values in run.curves.values.values()):
         return
+    if not counts.records and not counts.lines:
+        raise LogError(f"{source}: nothing in it but a beginning: no line or entry follows")
     if not counts.records:
         raise LogError(f"{source}: no metric line ({said})")
     logged = {name: steps for run in runs for name, steps in run.curves.nonfinite.items()}
@@ -165,8 +169,9 @@ def check_usable(runs: Sequence[Run], source: str, counts: Counts) -> None:
             "a comparison needs values from before the collapse: give the part of the log that comes before",
         )
     keys = list(dict.fromkeys(key for run in runs for key in run.unmapped))
+    none = "its only key is not" if len(keys) == 1 else f"none of its {len(keys)} keys is"
     raise LogError(
-        f"{source}: none of its {len(keys)} keys is a known metric with numbers: {_some(keys)} ({said})",
+        f"{source}: {none} a known metric with numbers: {_some(keys)} ({said})",
         "rename them to verl's names (docs/logs.md lists what is known), values are numbers",
         tuple(keys),
     )
@@ -194,17 +199,45 @@ def _unknown(stream: BinaryIO, source: str) -> LogError:
     too_long = last = 0
 
     def skip(number: int) -> None:
-        nonlocal too_long
+        nonlocal too_long, last
         too_long += 1
+        last = max(last, number)
 
     for piece in pieces(stream, skip):
-        last = piece.number
+        last = max(last, piece.number)
     said = f"{count(last, 'line')}, 0 metric lines" + (f", {too_long} {TOO_LONG}" if too_long else "")
     what = next((what for magic, what in _MAGIC.items() if head.startswith(magic)), None)
-    if what is None and not head.startswith((BOM_UTF16_LE, BOM_UTF16_BE)) and 10 * head.count(0) > len(head):
+    if what is None and not head.startswith((BOM_UTF16_LE, BOM_UTF16_BE)) and _is_binary(head):
         what = "binary data"
+    if what is None and _lacks_step(head):
+        return LogError(
+            f"{source}: a table without a column for the step ({said})",
+            "name that column step, global_step or iteration",
+        )
     known = ", ".join(reader.title for reader in (readers() | file_readers()).values())
     return LogError(
         f"{source}: " + (f"this is {what}" if what else "no metric line of a known format") + f" ({said})",
         f"formats that can be read: {known}",
     )
+
+
+def _is_binary(head: bytes) -> bool:
+    """Whether a tenth of the bytes at a file's beginning are none of a text."""
+    text = head.decode("utf-8", "replace")
+    odd = sum(char == "\ufffd" or (char < " " and char not in "\t\n\r\x1b") for char in text)
+    return 10 * odd > len(text)
+
+
+def _lacks_step(head: bytes) -> bool:
+    """Whether a file begins like a table: two or more names, and under them as many numbers."""
+    rows = head.decode("utf-8", "replace").split("\n")[:2]
+    for separator in ",;\t":
+        cells = [[cell.strip() for cell in row.split(separator)] for row in rows]
+        if (
+            len(cells) == 2
+            and len(cells[0]) == len(cells[1]) > 1
+            and all(re.fullmatch(r"[A-Za-z_][\w/ .@-]{0,100}", name) for name in cells[0])
+            and all(quoted_number(cell) is not None for cell in cells[1] if cell)
+        ):
+            return True
+    return False

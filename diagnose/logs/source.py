@@ -42,7 +42,8 @@ def file_errors(source: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise LogError(f"{source}: {error.strerror or error}") from error
+        mend = "correct the path; - reads from stdin" if isinstance(error, FileNotFoundError) else ""
+        raise LogError(f"{source}: {error.strerror or error}", mend) from error
     except ValueError as error:
         if isinstance(error, DiagnoseError):
             raise

@@ -50,7 +50,7 @@ def advise(answer: Triage, cards: Library, first_step: int | None = None) -> Adv
         )
     if answer.verdict == "inconclusive" and answer.steps is not None and answer.steps >= MIN_STEPS:
         return Advice(
-            "keep the log and the configuration",
+            "the log and the configuration",
             "let it run, and look at what is not in this log: reward, KL, entropy, gradient norm, response length",
             "log more metrics, or give a healthy log of the same recipe (--healthy)",
         )
@@ -59,7 +59,7 @@ def advise(answer: Triage, cards: Library, first_step: int | None = None) -> Adv
         if answer.candidates:
             return Advice(_keep(answer, first_step), later, _look(answer, cards), _mend(answer, cards))
         return Advice(
-            "keep the log and the configuration",
+            "the log and the configuration",
             later,
             "a healthy log of the same recipe (--healthy) makes an answer possible earlier",
         )

@@ -466,3 +466,21 @@ def test_anonymized_summary_names_neither_path_nor_run(
     shown = capfd.readouterr().out
     assert "critic/rewards/mean" in shown
     assert not any(word in shown for word in ("secret-project", str(tmp_path), "second", "mlflow.db"))
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (random.Random(1).randbytes(4000), "this is binary data"),
+        ("reward,kl\n1,2\n2,3\n", "a table without a column for the step"),
+        ("step:1 - " + "a/b:1 - " * 200_000, "(1 line, 0 metric lines, 1 longer than 1 MiB)"),
+        ("step,kl\n", "nothing in it but a beginning"),
+        ("Zürich, 步骤\nnaïve\n" * 40, "no metric line of a known format (80 lines"),
+    ],
+    ids=["bytes", "no step", "long", "header", "prose"],
+)
+def test_what_is_wrong_with_it_is_said(
+    content: str | bytes, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert invoke(["triage", str(write(tmp_path, content))]) == 3
+    assert said in capsys.readouterr().err
