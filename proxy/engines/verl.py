@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import secrets
 import shlex
 import shutil
@@ -309,12 +310,32 @@ def run(spec: RunSpec, checkpoint: Path, on_step: OnStep, folder: Path) -> RunOu
     )
 
 
+class HeldOut:
+    """Adds what the local engine logs at an evaluation: held-out reward less the training reward since the last one."""
+
+    _NAME = re.compile(r"val-core/.+/reward/mean@\d+")
+
+    def __init__(self) -> None:
+        self._paid: list[float] = []
+
+    def gap(self, metrics: Mapping[str, float]) -> dict[str, float]:
+        """Return `val-core/reward_gap` of a step with an evaluation, nothing for others and before training."""
+        if "critic/rewards/mean" in metrics:
+            self._paid.append(metrics["critic/rewards/mean"])
+        held_out = [value for name, value in metrics.items() if self._NAME.fullmatch(name)]
+        if not held_out or not self._paid:
+            return {}
+        paid = sum(self._paid) / len(self._paid)
+        self._paid.clear()
+        return {"val-core/reward_gap": sum(held_out) / len(held_out) - paid}
+
+
 def _follow(launcher: Launcher, home: Path, spec: RunSpec, on_step: OnStep, begin: float) -> tuple[int, int]:
     """Follow verl to its end; return its exit code and the last step that it logged."""
     tail, steps, heard, checked = Tail(home / "verl.jsonl"), 0, time.monotonic(), False
     remote = spec.engine.launch is not None and bool(spec.engine.launch.address)
     code: int | None = None
-    grace = math.inf
+    held_out, grace = HeldOut(), math.inf
     while code is None or (code == 0 and remote and steps < spec.recipe.steps and time.monotonic() < grace):
         code = launcher.process.poll()
         if code is not None and grace == math.inf:
@@ -325,7 +346,7 @@ def _follow(launcher: Launcher, home: Path, spec: RunSpec, on_step: OnStep, begi
             if step and not checked and launcher.log.stat().st_size:
                 _check(home, spec)
                 checked = True
-            on_step(step, metrics | merge(reports(home))[1].get(step, {}))
+            on_step(step, metrics | merge(reports(home))[1].get(step, {}) | held_out.gap(metrics))
             steps = max(steps, step)
         now = time.monotonic()
         if now - heard > STALL_S:

@@ -238,3 +238,12 @@ def test_a_ray_that_was_late_is_started_again(tmp_path):
     outcome, seen = run_fake(tmp_path, late=1)
     assert outcome.status == "completed" and seen == [1, 2, 3]
     assert (tmp_path / "env" / "starts").read_text() == "xx"
+
+
+def test_the_gap_between_held_out_and_training_reward_is_the_local_engines():
+    held_out = verl.HeldOut()
+    name, paid = "val-core/gsm8k/reward/mean@1", "critic/rewards/mean"
+    assert held_out.gap({name: 0.5}) == {}  # before training
+    assert held_out.gap({paid: 0.2}) == {} == held_out.gap({paid: 0.4, "val-core/x/acc/best@4/mean": 1.0})
+    assert held_out.gap({paid: 0.6, name: 0.5}) == {"val-core/reward_gap": pytest.approx(0.5 - 0.4)}
+    assert held_out.gap({paid: 0.8, name: 0.5}) == {"val-core/reward_gap": pytest.approx(0.5 - 0.8)}

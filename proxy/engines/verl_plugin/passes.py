@@ -27,6 +27,7 @@ from proxy.engines.verl_plugin.state import Process, process
 from taxonomy.stages import Stage, StageContext
 
 _LAYER = re.compile(r"(?:layers|h|blocks)\.(?:_fsdp_wrapped_module\.)?(\d+)\.")
+_COUNTS = ("num_local_experts", "num_experts", "n_routed_experts")
 _NAME = "_rl_diagnose_policy"
 
 
@@ -50,25 +51,28 @@ def policy_of(engine: Any) -> Policy | None:
 
 
 def _made(module: Any) -> Policy | None:
-    config = module.config
+    """Return a module as a policy; None where it has no experts, or is not laid out as Hugging Face models are."""
+    config = getattr(module, "config", None)
+    if config is None or not hasattr(module, "named_modules"):
+        return None
     names = [name for name, _ in module.named_modules() if name.endswith(".experts")]
     layers = [found for name in names if (found := _LAYER.search(name))]
-    if not names or len(layers) != len(names):
+    known = {key: getattr(config, key, None) for key in ("eos_token_id", "num_experts_per_tok", *_COUNTS)}
+    experts = next((known[key] for key in _COUNTS if known[key]), None)
+    if not names or len(layers) != len(names) or not experts or not known["num_experts_per_tok"]:
         return None
-    eos = config.eos_token_id[0] if isinstance(config.eos_token_id, list) else config.eos_token_id
-    experts = next(
-        value
-        for key in ("num_local_experts", "num_experts", "n_routed_experts")
-        if (value := getattr(config, key, None))
-    )
+    eos = known["eos_token_id"]
+    eos = int((eos[0] if isinstance(eos, list) else eos) or 0)
+    pad = getattr(config, "pad_token_id", None)
+    has_words = (Path(process().job["rollout"]["checkpoint"]) / "tokenizer.json").is_file()
     return Policy(
         module,
-        tokenizer(),
+        tokenizer() if has_words else None,  # type: ignore[arg-type]  # nobody asks for it then
         eos,
-        config.pad_token_id if config.pad_token_id is not None else eos,
+        eos if pad is None else pad,
         tuple(int(found[1]) for found in layers),
         int(experts),
-        int(config.num_experts_per_tok),
+        int(known["num_experts_per_tok"]),
     )
 
 
@@ -150,6 +154,16 @@ class Probe:
         """Return the share of expert choices that changed since the last call."""
         before, self._routes = self._routes, local.prompt_routes(self._policy, *self._asked)
         return flips(before, self._routes, self._policy.layers, self._asked[1].flatten() == 1)
+
+
+def probe_of(engine: Any, policy: Policy | None) -> Probe | None:
+    """Return a probe where one may be asked between the steps.
+
+    That is on a CPU alone: elsewhere parameters may be offloaded, and ranks may share a sequence.
+    """
+    if policy is None or policy.tokenizer is None or process().job["platform"] != "cpu":
+        return None
+    return None if engine.is_param_offload_enabled else Probe(policy)
 
 
 def own(tensor: Tensor) -> Tensor:

@@ -171,22 +171,25 @@ def forward_step(original: Function) -> Function:
             return original(engine, micro_batch, loss_function, forward_only)
         reference = bool(engine.engine_config.forward_only)
         recipe = state.injector.recipe(state.recipe, state.step)
-        lengths_B = micro_batch["input_ids"].offsets().diff()
-        length = int(lengths_B.max())
-        live_T = (torch.arange(length) < lengths_B[:, None].cpu()).flatten()
+        acts = state.injector.acts(Stage.FORWARD, state.step)
+        balanced = bool(recipe.aux_coef) and not forward_only
+        heard = forward_only and not reference and micro_batch.get("routed_experts", None) is not None
+        if not (acts or balanced or heard):
+            return original(engine, micro_batch, loss_function, forward_only)
         from verl.utils import tensordict_utils
 
         packed = tensordict_utils.get_non_tensor_data(micro_batch, "use_remove_padding", default=False)
-        acts = state.injector.acts(Stage.FORWARD, state.step)
         if packed and acts:
             raise InjectionRefused(
                 f"{INJECTION_FAILED}: faults of the forward pass need use_remove_padding=False"
             )
+        if packed and not balanced:
+            return original(engine, micro_batch, loss_function, forward_only)
+        lengths_B = micro_batch["input_ids"].offsets().diff()
+        length = int(lengths_B.max())
+        live_T = (torch.arange(length) < lengths_B[:, None].cpu()).flatten()
         known = None if packed or reference else passes.rollout_routes(micro_batch, length)
         log = RouteLog() if known and forward_only else None
-        balanced = bool(recipe.aux_coef) and not forward_only
-        if not acts and log is None and not balanced:
-            return original(engine, micro_batch, loss_function, forward_only)
         replayed: list[Routes] | None = None
         if known and acts:
             shape = len(lengths_B), length, -1
@@ -286,9 +289,8 @@ def actor_update(original: Function) -> Function:
 
         healthy, recipe = state.recipe, state.injector.recipe(state.recipe, state.step)
         policy = passes.policy_of(worker.engine)
-        # With offloaded parameters there is no model to ask between the steps.
-        if policy is not None and state.probe is None and not worker.engine.is_param_offload_enabled:
-            state.probe = passes.Probe(policy)
+        if state.probe is None:
+            state.probe = passes.probe_of(worker.engine, policy)
         if recipe.old_log_prob == "rollout":
             # What verl's bypass mode trains on. The mode itself would also leave out the trainer's own
             # log-probabilities, and with them entropy and every mismatch metric.
