@@ -94,7 +94,7 @@ def step_calibrate(folder: Path) -> dict[str, Any]:
 
 
 def step_write(folder: Path, out: Path, keep: int) -> dict[str, Any]:
-    """Measure slicing and writing, and a plain copy of the same bytes, by turns."""
+    """Measure slicing and writing, and `shutil.copyfile` of the same bytes, by turns; the least of each counts."""
     from proxy.checkpoint import open_checkpoint
     from proxy.families import understand
     from proxy.plan import check_budget
@@ -107,26 +107,33 @@ def step_write(folder: Path, out: Path, keep: int) -> dict[str, Any]:
     size, quota = layout.experts // layout.groups, keep // layout.groups
     kept = tuple(group * size + 2 * place for group in range(layout.groups) for place in range(quota))
     selections = {layer: Selection(kept, (0,) * layout.experts) for layer in layout.moe_layers}
+    sliced, copied = out / "sliced", out / "copied"
+    files = outputs(checkpoint, layout, selections)
+
+    def slicing() -> None:
+        write_weights(sliced, checkpoint, files)
+
+    def copying() -> None:
+        for file in sorted(whole.iterdir()):
+            shutil.copyfile(file, copied / file.name)
+
+    whole = (
+        out / "whole"
+    )  # what is copied plainly: a proxy as it was written, in the cache like the checkpoint
+    whole.mkdir(parents=True)
+    write_weights(whole, checkpoint, files)
+    total = sum(file.stat().st_size for file in whole.iterdir())
     times: dict[str, list[float]] = {"slice": [], "copy": []}
-    total = 0
-    for turn in range(3):
-        sliced, copied = out / "sliced", out / "copied"
-        sliced.mkdir(parents=True)
-        copied.mkdir()
-        began = time.monotonic()
-        write_weights(sliced, checkpoint, outputs(checkpoint, layout, selections))
-        times["slice"].append(time.monotonic() - began)
-        files = sorted(sliced.glob("*.safetensors"))
-        total = sum(file.stat().st_size for file in files)
-        began = time.monotonic()
-        for file in files:
-            with file.open("rb") as source, (copied / file.name).open("wb") as target:
-                while chunk := source.read(1 << 20):
-                    target.write(chunk)
-        times["copy"].append(time.monotonic() - began)
-        if turn == 2:
-            break
-        shutil.rmtree(out)
+    for turn in range(6):
+        for name, work, home in [("slice", slicing, sliced), ("copy", copying, copied)][
+            :: 1 - 2 * (turn % 2)
+        ]:
+            home.mkdir()
+            os.sync()  # neither pays for what the other left to be written
+            began = time.monotonic()
+            work()
+            times[name].append(time.monotonic() - began)
+            shutil.rmtree(home)
     shutil.rmtree(out)
     return {"peak": peak(), "bytes": total, **{name: min(values) for name, values in times.items()}}
 

@@ -15,8 +15,9 @@ import struct
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -25,12 +26,11 @@ from proxy.checkpoint import (
     INDEX,
     Checkpoint,
     TensorInfo,
-    check_finite,
     from_float32,
     inside,
-    read_chunks,
     to_float32,
 )
+from proxy.copying import checks, copy_span, spans, write_all
 from proxy.errors import CheckpointError
 from proxy.families import Layout, Part, Role, get_key, set_key
 from proxy.manifest import MANIFEST, RANKING
@@ -74,6 +74,11 @@ class Output:
     of: int = 1
     mixture: tuple[tuple[Share, ...], ...] = ()
     ids: tuple[int, ...] = ()
+
+    @property
+    def copied(self) -> bool:
+        """Whether its bytes are those of its source."""
+        return not self.mixture and not self.ids
 
     @property
     def nbytes(self) -> int:
@@ -284,25 +289,27 @@ def _write_file(path: Path, checkpoint: Checkpoint, tensors: list[Output], metad
     text += b" " * (-len(text) % 8)
     if path.exists() and path.stat().st_size == 8 + len(text) + offset:
         return
-    draft = path.with_name(f"{path.name}.part")
-    with draft.open("wb") as target, checkpoint.open(tensors[0].source.file) as source:
-        target.write(struct.pack("<Q", len(text)) + text)
-        for tensor in tensors:
-            if tensor.mixture:
+    draft, file = path.with_name(f"{path.name}.part"), tensors[0].source.file
+    plain = [(tensor.source, tensor.records, tensor.of) for tensor in tensors if tensor.copied]
+    with (
+        checks(checkpoint) as checking,
+        draft.open("wb", buffering=0) as target,
+        (checkpoint.folder / file).open("rb", buffering=0) as source,
+    ):
+        checking.add(file, plain)
+        write_all(target, struct.pack("<Q", len(text)) + text)
+        for copied, run in groupby(tensors, key=lambda tensor: tensor.copied):
+            if copied:
+                for start, length in spans((tensor.source, tensor.records, tensor.of) for tensor in run):
+                    copy_span(source, target, start, length, lambda: not checking.failed.is_set())
+                continue
+            for tensor in run:
                 for members in tensor.mixture:
-                    target.write(_average(checkpoint, members))
-            elif tensor.ids:
-                target.write(_mapped(checkpoint, tensor))
-            else:
-                _copy(source, target, tensor)
+                    write_all(target, _average(checkpoint, members))
+                if tensor.ids:
+                    write_all(target, _mapped(checkpoint, tensor))
+        checking.finish()
     draft.replace(path)
-
-
-def _copy(source: BinaryIO, target: BinaryIO, tensor: Output) -> None:
-    """Copy the bytes of one tensor, refusing NaN and infinity on the way."""
-    for chunk in read_chunks(source, tensor.source, tensor.records, tensor.of):
-        check_finite(chunk, tensor.source)
-        target.write(chunk)
 
 
 def _average(checkpoint: Checkpoint, shares: tuple[Share, ...]) -> bytes:
