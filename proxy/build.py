@@ -16,12 +16,12 @@ from proxy.calibration import collect, uncalibrated, without_tokens
 from proxy.checkpoint import CONFIG, Checkpoint, open_checkpoint
 from proxy.doubts import of_calibration, of_overlap, of_routers
 from proxy.embedded import PREFIX, resolve
-from proxy.families import Layout, get_key, understand
+from proxy.families import Layout, hidden_size, understand
 from proxy.layer_stats import LayerStats
 from proxy.manifest import (
     MANIFEST,
     RANKING,
-    checkpoint_hash,
+    combined_hash,
     file_hashes,
     half_split_jaccard,
     make_manifest,
@@ -153,13 +153,12 @@ def select_layers(
     Returns:
         Selections by layer, and the half-split Jaccard of each layer (None where there are no halves).
     """
-    selections = {layer.layer: chosen.select(layer, request) for layer in stats}
-    halves = [
-        (chosen.select(layer.halves[0], request), chosen.select(layer.halves[1], request))
-        if layer.halves and chosen.calibrated
-        else None
-        for layer in stats
-    ]
+    selections: dict[int, Selection] = {}
+    halves: list[tuple[Selection, Selection] | None] = []
+    for layer in stats:
+        selections[layer.layer] = chosen.select(layer, request)
+        both = layer.halves if chosen.calibrated else None
+        halves.append((chosen.select(both[0], request), chosen.select(both[1], request)) if both else None)
     return selections, half_split_jaccard(halves)
 
 
@@ -185,16 +184,7 @@ def _mixtures(stats: Sequence[LayerStats], selections: dict[int, Selection]) -> 
 
 def room_for(checkpoint: Checkpoint, rows: Rows) -> int:
     """Return how many bytes of hidden states calibration keeps: those of a layer and of the next, and of experts."""
-    hidden = next(
-        (
-            int(size)
-            for root in ("", "text_config.")
-            for name in ("hidden_size", "d_model")
-            if isinstance(size := get_key(checkpoint.config, root + name), int)
-        ),
-        0,
-    )
-    return 5 * 4 * hidden * sum(map(len, rows))
+    return 5 * 4 * hidden_size(checkpoint.config) * sum(map(len, rows))
 
 
 def _write(
@@ -213,6 +203,10 @@ def _write(
     write_json(folder / CONFIG, config)
     write_weights(folder, checkpoint, outputs(checkpoint, layout, selections, mixtures), progress)
     (folder / RANKING).write_text("".join(json.dumps(line) + "\n" for line in ranking))
-    manifest["proxy_hash"] = checkpoint_hash(folder)
+    hashes = file_hashes(folder)
+    manifest["proxy_hash"] = combined_hash(hashes)
+    manifest["files"] = {
+        name: {"bytes": (folder / name).stat().st_size, "sha256": sha256} for name, sha256 in hashes.items()
+    }
     write_json(folder / MANIFEST, manifest)
     return manifest

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import overload
 
 import numpy as np
 
@@ -23,13 +24,37 @@ from proxy.walk import Pass
 Progress = Callable[[str], None]
 
 
-def uncalibrated(checkpoint: Checkpoint, layout: Layout) -> list[LayerStats]:
+class AllStats(Sequence[LayerStats]):
+    """The statistics of all MoE layers, in layer order, each made when it is asked for: one is in memory at a time.
+
+    Args:
+        layout: The checkpoint's layout.
+        make: Returns the statistics of a layer.
+    """
+
+    def __init__(self, layout: Layout, make: Callable[[int], LayerStats]) -> None:
+        self._layers, self._make = layout.moe_layers, make
+
+    @overload
+    def __getitem__(self, place: int) -> LayerStats: ...
+    @overload
+    def __getitem__(self, place: slice) -> Sequence[LayerStats]: ...
+    def __getitem__(self, place: int | slice) -> LayerStats | Sequence[LayerStats]:
+        if isinstance(place, slice):
+            return [self._make(layer) for layer in self._layers[place]]
+        return self._make(self._layers[place])
+
+    def __len__(self) -> int:
+        return len(self._layers)
+
+
+def uncalibrated(checkpoint: Checkpoint, layout: Layout) -> Sequence[LayerStats]:
     """Return statistics without a single token, for strategies that need the router rows only.
 
     Raises:
-        CheckpointError: A router row holds NaN or infinity.
+        CheckpointError: A router row holds NaN or infinity (when the layer's statistics are asked for).
     """
-    return [without_tokens(checkpoint, layout, layer) for layer in layout.moe_layers]
+    return AllStats(layout, lambda layer: without_tokens(checkpoint, layout, layer))
 
 
 def without_tokens(checkpoint: Checkpoint, layout: Layout, layer: int) -> LayerStats:
@@ -53,7 +78,7 @@ def collect(
     progress: Progress | None = None,
     state: Path | None = None,
     outputs: bool = False,
-) -> list[LayerStats]:
+) -> Sequence[LayerStats]:
     """Run the checkpoint over calibration rows and return the statistics of each MoE layer, in layer order.
 
     Args:
@@ -61,7 +86,8 @@ def collect(
         token_rows: Token ids, one list a text.
         max_tokens: Tokens used at most; the last row is cut to fit.
         progress: Called with sentences for humans.
-        state: Folder in which every finished layer is saved, and from which an interrupted call goes on.
+        state: Folder in which every finished layer is saved, and from which an interrupted call goes on. The
+            statistics are then read from it whenever they are asked for.
         outputs: Compute the experts of the last layer too, so that every layer has a saliency.
 
     Raises:
@@ -74,8 +100,11 @@ def collect(
     if progress:
         progress(f"calibrating on {sum(map(len, rows))} tokens of {len(rows)} rows")
     tallies = Pass(checkpoint, layout, rows, progress, state, outputs).run()
-    stats = []
-    for base in uncalibrated(checkpoint, layout):
-        halves = [as_stats(base, tally, outputs) for tally in tallies[base.layer]]
-        stats.append(add_halves(halves[0], halves[1], with_halves=len(rows) > 1))
-    return stats
+
+    def layer_stats(layer: int) -> LayerStats:
+        base = without_tokens(checkpoint, layout, layer)
+        halves = [as_stats(base, tally, outputs) for tally in tallies[layer]]
+        return add_halves(halves[0], halves[1], with_halves=len(rows) > 1)
+
+    lazy = AllStats(layout, layer_stats)
+    return lazy if state else list(lazy)

@@ -136,12 +136,15 @@ def open_checkpoint(folder: str | Path) -> Checkpoint:
         metadata[file], infos = _read_header(inside(folder, file))
         for info in infos:
             if info.name in tensors:
-                raise CheckpointError(f"{folder}: tensor {info.name!r} is in two shards")
+                raise CheckpointError(
+                    f"{folder}: tensor {info.name!r} is in two shards", "download index and shards anew"
+                )
             tensors[info.name] = info
     for name, file in weight_map.items():
         if name not in tensors or tensors[name].file != file:
             raise CheckpointError(
-                f"{folder}: {INDEX} puts tensor {name!r} in {file!r}, which does not hold it"
+                f"{folder}: {INDEX} puts tensor {name!r} in {file!r}, which does not hold it",
+                "download index and shards anew",
             )
     return Checkpoint(folder, config, tensors, metadata, sharded)
 
@@ -155,7 +158,10 @@ def inside(folder: Path, name: str) -> Path:
         CheckpointError: If `name` is no plain file name or is a link that leaves the folder.
     """
     if not name or name in (".", "..") or any(mark in name for mark in ("/", "\\", "\0")):
-        raise CheckpointError(f"{folder}: file name {name!r} leads out of the folder")
+        raise CheckpointError(
+            f"{folder}: file name {name!r} leads out of the folder",
+            "ask for it where the checkpoint comes from: no sound one has such a name",
+        )
     path = folder / name
     homes = [folder.resolve()]
     if folder.resolve().parent.name == "snapshots":

@@ -109,7 +109,7 @@ def compare(
             progress(f"{name} with {budget} experts" + (f", seed {seed}" if name == "random" else ""))
         with TemporaryDirectory(dir=workdir, prefix="proxy-") as scratch:
             spec = BuildSpec(str(folder), str(Path(scratch) / "proxy"), budget, strategy=name, seed=seed)
-            given: list[LayerStats] = stats if strategy(name).calibrated else bare
+            given: Sequence[LayerStats] = stats if strategy(name).calibrated else bare
             build(spec, stats=given)
             return _checked(evaluate(Path(spec.out)))
 

@@ -203,6 +203,12 @@ def get_key(config: dict[str, Any], key: str) -> Any:
     return value
 
 
+def hidden_size(config: dict[str, Any]) -> int:
+    """Return the width of a checkpoint's hidden states, 0 where its config does not say."""
+    keys = (root + name for root in ("", "text_config.") for name in ("hidden_size", "d_model"))
+    return next((size for key in keys if isinstance(size := get_key(config, key), int)), 0)
+
+
 def set_key(config: dict[str, Any], key: str, value: Any) -> None:
     """Set the value under a dotted config key whose parents exist."""
     *parents, last = key.split(".")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import tempfile
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from math import prod
 from pathlib import Path
@@ -106,7 +107,7 @@ class Saved:
                 arrays[f"weighted_{half}"] = tally.weighted_hidden_EH.numpy()
                 arrays[f"saliency_{half}"] = tally.saliency_E.numpy()
             np.savez(draft, **arrays)
-            draft.replace(self.folder / f"layer-{layer}.npz")
+            draft.replace(self._file(layer))
         state = {"layer": layer, "tokens": hidden.tokens, "shape": list(hidden.shape)}
         if hidden.path:
             state["hidden"] = hidden.path.name
@@ -114,34 +115,71 @@ class Saved:
         draft.write_text(json.dumps(state))
         draft.replace(self.folder / "state.json")
 
-    def load(
-        self, tokens: int, shape: tuple[int, ...]
-    ) -> tuple[int, dict[int, list[Tally]], HiddenStates | None]:
-        """Return the layer to go on with, the sums of those before it, and the hidden states it takes."""
-        import torch
-
-        from proxy.tally import Tally
-
+    def load(self, tokens: int, shape: tuple[int, ...]) -> tuple[int, HiddenStates | None]:
+        """Return the layer to go on with, and the hidden states it takes."""
         with suppress(OSError, ValueError, KeyError, TypeError):
             state = json.loads((self.folder / "state.json").read_text())
             path = self.folder / state["hidden"]
             if state["tokens"] != tokens or tuple(state["shape"]) != shape:
-                return 0, {}, None
+                return 0, None
             if path.stat().st_size != 4 * tokens * prod(shape):
-                return 0, {}, None
-            tallies = {}
-            for layer in range(state["layer"] + 1):
-                file = self.folder / f"layer-{layer}.npz"
-                if file.exists():
-                    with np.load(file) as arrays:
-                        tallies[layer] = [
-                            Tally(
-                                int(arrays[f"tokens_{half}"]),
-                                torch.from_numpy(arrays[f"coactivation_{half}"]),
-                                torch.from_numpy(arrays[f"weighted_{half}"]),
-                                torch.from_numpy(arrays[f"saliency_{half}"]),
-                            )
-                            for half in (0, 1)
-                        ]
-            return state["layer"] + 1, tallies, HiddenStates(tokens, shape, path, fresh=False)
-        return 0, {}, None
+                return 0, None
+            return state["layer"] + 1, HiddenStates(tokens, shape, path, fresh=False)
+        return 0, None
+
+    def forget(self, start: int) -> None:
+        """Remove the sums of a layer and those after it, which are to be computed anew."""
+        for layer in self.layers():
+            if layer >= start:
+                self._file(layer).unlink()
+
+    def tally(self, layer: int) -> list[Tally]:
+        """Return the sums of both halves of a saved layer."""
+        import torch
+
+        from proxy.tally import Tally
+
+        with np.load(self._file(layer)) as arrays:
+            return [
+                Tally(
+                    int(arrays[f"tokens_{half}"]),
+                    torch.from_numpy(arrays[f"coactivation_{half}"]),
+                    torch.from_numpy(arrays[f"weighted_{half}"]),
+                    torch.from_numpy(arrays[f"saliency_{half}"]),
+                )
+                for half in (0, 1)
+            ]
+
+    def layers(self) -> set[int]:
+        """Return the layers whose sums are saved."""
+        return {int(path.stem.removeprefix("layer-")) for path in self.folder.glob("layer-*.npz")}
+
+    def _file(self, layer: int) -> Path:
+        """Return the place of a layer's sums."""
+        return self.folder / f"layer-{layer}.npz"
+
+
+class Tallies(Mapping[int, "list[Tally]"]):
+    """The sums of both halves by layer, those of finished layers only on disk where there is a place for them."""
+
+    def __init__(self, saved: Saved | None) -> None:
+        self.saved = saved
+        self.held: dict[int, list[Tally]] = {}
+
+    def let_go(self, layer: int) -> None:
+        """Forget the sums of a layer that was saved."""
+        if self.saved:
+            self.held.pop(layer, None)
+
+    def __getitem__(self, layer: int) -> list[Tally]:
+        if layer in self.held:
+            return self.held[layer]
+        if self.saved and layer in self.saved.layers():
+            return self.saved.tally(layer)
+        raise KeyError(layer)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(sorted(self.held.keys() | (self.saved.layers() if self.saved else set())))
+
+    def __len__(self) -> int:
+        return len(list(iter(self)))

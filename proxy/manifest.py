@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,8 @@ from proxy.specs import BuildSpec
 MANIFEST = "proxy_manifest.json"
 RANKING = "expert_ranking.jsonl"
 SCHEMA = 1
+HASHERS = 8
+"""Files that are hashed at the same time, one a processor: a hash is slower than a disk."""
 
 
 def file_hash(path: Path) -> str:
@@ -35,7 +39,11 @@ def file_hashes(folder: str | Path) -> dict[str, str]:
         CheckpointError: The folder is no checkpoint.
     """
     checkpoint = open_checkpoint(folder)
-    return {name: file_hash(checkpoint.folder / name) for name in sorted((CONFIG, *checkpoint.metadata))}
+    names = sorted((CONFIG, *checkpoint.metadata))
+    with ThreadPoolExecutor(min(HASHERS, os.cpu_count() or 1), "hash") as pool:
+        return dict(
+            zip(names, pool.map(lambda name: file_hash(checkpoint.folder / name), names), strict=True)
+        )
 
 
 def checkpoint_hash(folder: str | Path) -> str:
@@ -91,7 +99,8 @@ def make_manifest(
     """
     layers = {}
     for position, layer in enumerate(layout.moe_layers):
-        chosen, counts_E = selections[layer], stats[position].counts_E
+        chosen, seen = selections[layer], stats[position]
+        counts_E = seen.counts_E
         routed = float(counts_E.sum())
         layers[str(layer)] = {
             "clusters": len(chosen.kept),
@@ -99,7 +108,7 @@ def make_manifest(
             "loss_an_expert": chosen.loss / len(chosen.owner),
             "kept": list(chosen.kept),
             "owner": list(chosen.owner),
-            "never_active": int((counts_E == 0).sum()) if stats[position].tokens else None,
+            "never_active": int((counts_E == 0).sum()) if seen.tokens else None,
             "routed_share_kept": float(counts_E[list(chosen.kept)].sum()) / routed if routed else None,
             "loss_start": chosen.start_loss,
             "loss": chosen.loss,

@@ -91,19 +91,22 @@ def scaled(tensor_RC: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
         return torch.mul(tensor_RC.float(), scale.float())
     if scale.ndim < tensor_RC.ndim:
         scale = scale.reshape(*scale.shape, *[1] * (tensor_RC.ndim - scale.ndim))
-    block_rows, block_columns = _block(rows, scale.shape[-2]), _block(columns, scale.shape[-1])
+    block_rows, block_columns = block_size(rows, scale.shape[-2]), block_size(columns, scale.shape[-1])
     for start in range(0, rows, ROWS_AT_ONCE):
         stop = min(rows, start + ROWS_AT_ONCE)
         part = result[..., start:stop, :]
         part.copy_(tensor_RC[..., start:stop, :])
         factor = scale[..., torch.arange(start, stop) // block_rows, :].float()
+        if columns == scale.shape[-1] * block_columns:
+            part.view(*part.shape[:-1], scale.shape[-1], block_columns).mul_(factor[..., None])
+            continue
         for block in range(scale.shape[-1]):
             span = slice(block * block_columns, (block + 1) * block_columns)
             part[..., span] *= factor[..., block : block + 1]
     return result
 
 
-def _block(length: int, blocks: int) -> int:
+def block_size(length: int, blocks: int) -> int:
     """Return the length of a block: the power of two that gives this many, the last one cut; else an even share."""
     size = -(-length // blocks)
     power = 1 << (size - 1).bit_length()

@@ -12,6 +12,8 @@ from proxy.errors import BuildError
 Rows = list[list[int]]
 
 BATCH_TOKENS = 4096
+BATCH_VALUES = 1 << 19
+LEAST_TOKENS = 256
 MAX_LINE_BYTES = 16 << 20
 
 
@@ -82,13 +84,18 @@ def cut_rows(token_rows: Sequence[Sequence[int]], max_tokens: int, config: dict[
     return rows
 
 
-def batches(rows: Rows) -> Iterator[Rows]:
-    """Yield batches of rows of equal length, up to `BATCH_TOKENS` tokens each, so that nothing is padded."""
+def batch_tokens(hidden: int) -> int:
+    """Return how many tokens run together in a model of this hidden size: fewer in a wide one, to save memory."""
+    return max(LEAST_TOKENS, min(BATCH_TOKENS, BATCH_VALUES // max(hidden, 1)))
+
+
+def batches(rows: Rows, most: int = BATCH_TOKENS) -> Iterator[Rows]:
+    """Yield batches of rows of equal length, up to `most` tokens each, so that nothing is padded."""
     by_length: dict[int, Rows] = {}
     for row in rows:
         by_length.setdefault(len(row), []).append(row)
     for length, alike in sorted(by_length.items()):
-        size = max(1, BATCH_TOKENS // length)
+        size = max(1, most // length)
         for first in range(0, len(alike), size):
             yield alike[first : first + size]
 

@@ -11,7 +11,7 @@ Shape suffixes: T tokens, K top-k, H hidden size.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from copy import deepcopy
 from typing import TYPE_CHECKING, Any
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from proxy.checkpoint import Checkpoint, TensorInfo, check_finite
 from proxy.errors import BuildError
 from proxy.families import Layout, Role, get_key
-from proxy.quantised import to_float
+from proxy.quantised import block_size, is_companion, to_float
 from proxy.selection import Selection
 
 if TYPE_CHECKING:
@@ -40,6 +40,8 @@ _DTYPES = {
 }
 
 HEAD_ROWS = 4096
+ON_DEMAND_BYTES = 4 << 20
+"""Linear weights of a layer (in float32) from this size on are read while they are used instead of being held."""
 
 LoadErrors = (OSError, ValueError, RuntimeError, KeyError, ImportError, AttributeError, TypeError)
 
@@ -142,13 +144,18 @@ class Streamed:
         Raises:
             BuildError: A weight is missing or of another shape.
         """
+        from proxy.on_demand import borrowed
+
         skip = {Role.EXPERT, Role.FUSED} if not whole else set()
         names = [name for name in self._by_layer[layer] if self.layout.parts[name].role not in skip]
         module = self.layers[layer]
         before = {name: tensor for name, tensor in _own(module)}
-        self._put(self._convert(names))
+        large = self._large(layer, names)
+        apart = {name for weight in large for name in (weight, *self._companions(weight))}
+        self._put(self._convert([name for name in names if name not in apart]))
         experts = self.experts(layer) if self.single and layer in self.layout.moe_layers else None
         ignored = {id(tensor) for _, tensor in _own(experts)} if experts is not None else set()
+        ignored |= {id(linear._parameters["weight"]) for linear in large.values()}
         left = [name for name, tensor in _own(module) if tensor.is_meta and id(tensor) not in ignored]
         if left:
             place = f"{self._layers_name}.{layer}.{left[0]}"
@@ -157,10 +164,69 @@ class Streamed:
             )
         self._mask(layer)
         try:
-            yield module
+            with borrowed({linear: self._reader(name) for name, linear in large.items()}):
+                yield module
         finally:
             for name, tensor in before.items():
                 _set(module, name, tensor)
+
+    def _large(self, layer: int, names: Iterable[str]) -> dict[str, Any]:
+        """Return the large linear modules of a layer that are one tensor of rows on disk, by its name."""
+        import torch
+
+        found: dict[str, Any] = {}
+        sources: dict[str, int] = {}
+        for name in names:
+            target, pattern = self._renamed(name)
+            if is_companion(name) or target not in self._meta or not target.endswith(".weight"):
+                continue
+            sources[target] = sources.get(target, 0) + 1
+            info, meta = self.checkpoint.tensors[name], self._meta[target]
+            module = self._model.get_submodule(target.removesuffix(".weight"))
+            if (
+                type(module) is torch.nn.Linear
+                and self.layout.parts[name].role is Role.COPY
+                and pattern is None
+                and info.shape == tuple(meta.shape)
+                and info.dtype in ("BF16", "F16", "F32", "F8_E4M3", "F8_E5M2")
+                and 4 * info.numel >= ON_DEMAND_BYTES
+            ):
+                found[name] = module
+        return {name: module for name, module in found.items() if sources[self._target(name)] == 1}
+
+    def _companions(self, name: str) -> list[str]:
+        """Return the tensors that help to read a weight."""
+        around = (f"{name}_scale_inv", f"{name}_scale", f"{name.removesuffix('.weight')}.input_scale")
+        return [companion for companion in around if companion in self.checkpoint.tensors]
+
+    def _reader(self, name: str) -> Callable[[int, int], torch.Tensor]:
+        """Return what reads rows of a weight; NaN is looked for when they are read the first time."""
+        checked: set[tuple[int, int]] = set()
+        rows = self.checkpoint.tensors[name].shape[0]
+
+        def read(start: int, stop: int) -> torch.Tensor:
+            new = (start, stop) not in checked
+            raw = {name: self._some_rows(name, start, stop, new)}
+            for companion in self._companions(name):
+                info = self.checkpoint.tensors[companion]
+                if info.numel == 1 or not info.shape:
+                    raw[companion] = self._read(companion)
+                    continue
+                block = block_size(rows, info.shape[0])
+                raw[companion] = self._some_rows(companion, start // block, -(-stop // block), new)
+            checked.add((start, stop))
+            return to_float(raw, self.quantisation or {})[name]
+
+        return read
+
+    def _some_rows(self, name: str, start: int, stop: int, check: bool) -> torch.Tensor:
+        """Return the rows of a tensor from one number up to another, as on disk."""
+        import torch
+
+        info = self.checkpoint.tensors[name]
+        size = info.nbytes // info.shape[0]
+        raw = self._fill(info, info.start + start * size, (stop - start) * size, check)
+        return raw.view(getattr(torch, _dtype(info))).reshape(stop - start, *info.shape[1:])
 
     @contextmanager
     def masked(self, picked: Mapping[int, Selection]) -> Iterator[None]:
@@ -251,7 +317,8 @@ class Streamed:
         return sorted((expert for expert in first if expert < self.layout.experts), key=first.__getitem__)
 
     def load_expert(self, layer: int, expert: int) -> None:
-        """Give the layer's experts module the weights of one expert, in place of the last one's."""
+        """Give the layer's experts module the weights of one expert, in place of the last one's, gone by then."""
+        self.drop_expert(layer)
         members = self.layout.members.get(layer)
         if members:
             parts = self.layout.parts
@@ -383,8 +450,8 @@ class Streamed:
         parts = [self._fill(info, info.start + row * size, size) for row in rows]
         return torch.stack(parts).view(getattr(torch, _dtype(info))).float()
 
-    def _fill(self, info: TensorInfo, start: int, size: int) -> torch.Tensor:
-        """Return bytes of a tensor's file, refusing NaN and infinity."""
+    def _fill(self, info: TensorInfo, start: int, size: int, check: bool = True) -> torch.Tensor:
+        """Return bytes of a tensor's file, refusing NaN and infinity unless they were checked before."""
         import torch
 
         buffer = torch.empty(size, dtype=torch.uint8)
@@ -393,7 +460,8 @@ class Streamed:
             view = memoryview(buffer.numpy().data)
             if file.readinto(view) != size:  # type: ignore[attr-defined]
                 raise BuildError(f"{info.file} ends inside tensor {info.name!r}", "complete the download")
-        check_finite(view, info)
+        if check:
+            check_finite(view, info)
         self.read_bytes += size
         return buffer
 

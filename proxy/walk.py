@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, Any
 
 from proxy.checkpoint import Checkpoint
 from proxy.errors import BuildError, ProxyError
-from proxy.families import Layout
-from proxy.hidden import HiddenStates, Saved
-from proxy.rows import Rows, batches
+from proxy.families import Layout, hidden_size
+from proxy.hidden import HiddenStates, Saved, Tallies
+from proxy.rows import Rows, batch_tokens, batches
 from proxy.selection import Selection
 from proxy.stream import LoadErrors, Streamed
 from proxy.tally import Tally
@@ -32,6 +32,9 @@ if TYPE_CHECKING:
     import torch
 
 Progress = Callable[[str], None]
+
+EXPERT_VALUES = 1 << 21
+"""Hidden values that an expert computes at a time."""
 
 
 @dataclass
@@ -92,20 +95,22 @@ class Pass:
         self.plain = False
         self._last = max(layout.moe_layers)
         self._as_tuple = False
+        width = hidden_size(checkpoint.config)
+        self._at_once = max(1, EXPERT_VALUES // max(width, 1))
         self.batches: list[_Batch] = []
         first = 0
         for half in (0, 1):
-            for ids_RS in batches(rows[half::2]):
+            for ids_RS in batches(rows[half::2], batch_tokens(width)):
                 self.batches.append(_Batch(half, torch.tensor(ids_RS), first, []))
                 first += self.batches[-1].ids_RS.numel()
             if half == 0:
                 self._middle = first
         self.tokens = first
-        self.tallies: dict[int, list[Tally]] = {}
+        self.tallies = Tallies(self.saved)
         self._began = time.monotonic()
         self._before = 0
 
-    def run(self) -> dict[int, list[Tally]]:
+    def run(self) -> Tallies:
         """Return the sums of both halves of the rows, by layer."""
         import torch
 
@@ -117,8 +122,9 @@ class Pass:
                 self._plainly()
             else:
                 self._by_layer(hidden)
+        seen = set(self.tallies)
         for layer in self.layout.moe_layers:
-            if layer not in self.tallies:
+            if layer not in seen:
                 raise BuildError(
                     f"layer {layer}: the experts were never called, so their routing cannot be seen"
                 )
@@ -222,8 +228,9 @@ class Pass:
         last = self._last
         start = 0
         if self.saved:
-            start, self.tallies, states = self.saved.load(self.tokens, hidden.shape)
+            start, states = self.saved.load(self.tokens, hidden.shape)
             hidden = states or hidden
+            self.saved.forget(start)
         for number in range(start, last + 1):
             after = hidden.like(self._file(f"hidden-{number % 2}"))
             with self.model.layer(number) as module:
@@ -235,7 +242,8 @@ class Pass:
             hidden.close()
             hidden = after
             if self.saved:
-                self.saved.save(number, self.tallies.get(number), hidden)
+                self.saved.save(number, self.tallies.held.get(number), hidden)
+                self.tallies.let_go(number)
             self._tell(number, last)
         return hidden
 
@@ -267,14 +275,16 @@ class Pass:
                 raise BuildError(f"layer {number}: the experts were never called")
         if not finish or given is None:
             return
-        result = given.like(self._file("result"))
+        # Where they fit, the experts' results are kept in the place of what the layer makes of them.
+        result = after if after.shape == given.shape else given.like(self._file("result"))
         self._compute(number, given, routes, result)
         for batch in self.batches:
             part = result.values[batch.span]
             with _replaced([(experts, lambda *args, part=part, **kw: part.reshape(_first(args, kw).shape))]):
                 after.values[batch.span] = self._forward(module, number, batch, hidden)
         given.close()
-        result.close()
+        if result is not after:
+            result.close()
 
     def _compute(
         self,
@@ -295,9 +305,10 @@ class Pass:
             if not len(rows):
                 continue
             self.model.load_expert(number, expert)
-            out = self.model.compute(number, given.values[rows], weights_TK[rows, slots])
-            result.values.index_add_(0, rows, out)
-            self._weigh(number, expert, first + rows, out)
+            for some, at in zip(rows.split(self._at_once), slots.split(self._at_once), strict=True):
+                out = self.model.compute(number, given.values[some], weights_TK[some, at])
+                result.values.index_add_(0, some, out)
+                self._weigh(number, expert, first + some, out)
             self.pairs += len(rows)
         self.model.drop_expert(number)
         idle, slots = torch.where(
@@ -311,7 +322,7 @@ class Pass:
         size_T = out_TH.double().norm(dim=1)
         late_T = places >= self._middle
         for half, chosen_T in enumerate((~late_T, late_T)):
-            self.tallies[layer][half].saliency_E[expert] += size_T[chosen_T].sum()
+            self.tallies.held[layer][half].saliency_E[expert] += size_T[chosen_T].sum()
 
     def _plainly(self) -> None:
         """Run the plain forward batch by batch, giving each layer its weights while it runs."""
@@ -392,9 +403,10 @@ class Pass:
 
     def _count(self, layer: int, half: int, hidden_TH: Any, index_TK: Any, weights_TK: Any) -> None:
         """Add a batch's routing to the sums."""
-        if layer not in self.tallies:
-            self.tallies[layer] = [Tally.empty(self.layout.experts, hidden_TH.shape[1]) for _ in (0, 1)]
-        if not self.tallies[layer][half].count(hidden_TH, index_TK, weights_TK):
+        held = self.tallies.held
+        if layer not in held:
+            held[layer] = [Tally.empty(self.layout.experts, hidden_TH.shape[1]) for _ in (0, 1)]
+        if not held[layer][half].count(hidden_TH, index_TK, weights_TK):
             raise BuildError(
                 f"layer {layer}: the router's input holds NaN or infinity on calibration tokens",
                 "use a checkpoint from before the divergence",

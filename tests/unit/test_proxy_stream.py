@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from bench import families as matrix
-from bench.zoo import KINDS, make
+from bench.zoo import KINDS, make, tokens
 from proxy.alpha import predictions, search_alpha, simplex
 from proxy.build import build
 from proxy.calibration import collect
@@ -21,8 +21,10 @@ from proxy.errors import BuildError
 from proxy.families import understand
 from proxy.hidden import HiddenStates
 from proxy.manifest import checkpoint_hash
+from proxy.rows import batch_tokens, batches
 from proxy.specs import BuildSpec
 from proxy.strategies import Request, strategy
+from proxy.stream import Streamed
 from proxy.walk import Pass
 from tests.fixtures import tiny_moe as tiny
 
@@ -251,3 +253,41 @@ def test_alpha_cannot_be_searched_for_fewer_views_or_one_row(qwen):
         search_alpha(strategy("frequency"), Request(4), stats, checkpoint, layout, None)
     with pytest.raises(BuildError, match="one calibration row"):
         search_alpha(strategy("multi_view"), Request(4), stats, checkpoint, layout, None)
+
+
+# Plain and quantised projections, weights that are asked for instead of called, tuples, the plain forward.
+@pytest.mark.parametrize(
+    "name", ["qwen3_moe", "deepseek_v3", "deepseek_v4", "nemotron_h", "zaya", "mistral_large4", "gpt_oss"]
+)
+def test_weights_read_on_demand_are_as_good_as_held_ones(name, tmp_path, monkeypatch):
+    original = make(BY_NAME[name], tmp_path / "o")
+    held = walk(original, tokens().tolist(), state=tmp_path / "held")
+    monkeypatch.setattr("proxy.stream.ON_DEMAND_BYTES", 0)
+    monkeypatch.setattr("proxy.on_demand.ROWS_STEP", 8)
+    monkeypatch.setattr("proxy.on_demand.ROWS_BYTES", 1)
+    lent, plain = [], Streamed._reader
+    monkeypatch.setattr(Streamed, "_reader", lambda model, name: lent.append(name) or plain(model, name))
+    done = walk(original, tokens().tolist())
+    assert len(lent) > 5
+    for layer, halves in done.tallies.items():
+        for ours, theirs in zip(halves, held.tallies[layer], strict=True):
+            assert torch.equal(ours.coactivation_EE, theirs.coactivation_EE)
+            assert torch.allclose(ours.weighted_hidden_EH, theirs.weighted_hidden_EH, rtol=1e-4, atol=1e-5)
+
+
+def test_sums_of_finished_layers_wait_on_disk(qwen, tmp_path):
+    done = walk(qwen, state=tmp_path / "s")
+    assert done.tallies.held == {}
+    assert list(done.tallies) == [0, 1, 2, 3]
+    for layer, halves in walk(qwen).tallies.items():
+        for ours, theirs in zip(halves, done.tallies[layer], strict=True):
+            assert torch.equal(ours.weighted_hidden_EH, theirs.weighted_hidden_EH)
+    with pytest.raises(KeyError):
+        done.tallies[4]
+
+
+def test_wide_models_run_fewer_tokens_together():
+    assert [batch_tokens(width) for width in (0, 64, 2048, 7168)] == [4096, 4096, 256, 256]
+    rows = [[1] * 100 for _ in range(7)]
+    assert [len(batch) for batch in batches(rows, 300)] == [3, 3, 1]
+    assert [len(batch) for batch in batches(rows, 50)] == [1] * 7
