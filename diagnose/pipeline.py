@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 import statistics
 import time
 from collections import deque
@@ -30,6 +31,7 @@ from diagnose.events import (
     VerdictEvent,
 )
 from diagnose.jobs import make_ready, read_outcome
+from diagnose.proxy_files import damage
 from diagnose.race import Race, Rung, race_of, replayed, rungs
 from diagnose.result import Result
 from diagnose.score.near import Nearness
@@ -143,8 +145,12 @@ def _build(session: Session, folder: RunFolder, log: EventLog, pool: WorkerPool)
         f"{spec.experts} experts by {spec.strategy} from {session.checkpoint}" if spec else session.checkpoint
     )
     if (folder.proxy / MANIFEST).is_file():
-        log.append(StageEvent(stage="build", status="skipped", detail=what))
-        return
+        harm = damage(folder.proxy, read_json(folder.proxy / MANIFEST))
+        if not harm:
+            log.append(StageEvent(stage="build", status="skipped", detail=what))
+            return
+        log.append(NoteEvent(level="warn", text=f"the proxy is damaged ({harm}): it is built anew"))
+        shutil.rmtree(folder.proxy)
     log.append(StageEvent(stage="build", status="started", detail=what))
     if spec:
         own = {"out": str(folder.proxy)}  # the session's is where the folder was made: it may have been moved

@@ -78,12 +78,14 @@ def _strategy(name: str) -> str:
     return name
 
 
-def _alpha(value: Any) -> Alpha:
-    """Three weights of the views; the builder scales them to the sum 1."""
+def _alpha(value: Any) -> Alpha | Literal["auto"]:
+    """Three weights of the views, which the builder scales to the sum 1, or auto: it looks for the best."""
+    if value == "auto":
+        return "auto"
     weights = value if isinstance(value, tuple | list) else ()
     numbers = [w for w in weights if isinstance(w, int | float) and not isinstance(w, bool)]
     if len(weights) != 3 or len(numbers) != 3 or not all(0 <= w <= 1e9 for w in numbers) or not sum(numbers):
-        raise ValueError("must be three weights ≥ 0, not all 0: router, co-activation, context")
+        raise ValueError("must be auto, or three weights ≥ 0, not all 0: router, co-activation, context")
     router, coactivation, context = map(float, numbers)
     return router, coactivation, context
 
@@ -177,7 +179,7 @@ def _strength(value: Any, number: ValidatorFunctionWrapHandler) -> float:
 
 def _candidates(value: Any) -> Any:
     """None stands for "auto": every card that has the symptom."""
-    if value == AUTO:
+    if value == "auto":
         return None
     if isinstance(value, str):
         raise ValueError('must be "auto" or a list of {fault, strength, from_step, until_step, probability}')
@@ -236,9 +238,12 @@ class Proxy(Part):
     experts: Positive | None = None
     """Experts kept in each layer."""
     strategy: Annotated[str, AfterValidator(_strategy)] = BuildSpec.strategy
-    """multi_view, some of router+coactivation+context, frequency, random, first_k, merge."""
-    alpha: Annotated[Alpha, BeforeValidator(_alpha, json_schema_input_type=Alpha)] = BuildSpec.alpha
-    """Weights of the three views: router, co-activation, context."""
+    """multi_view, some of router+coactivation+context, frequency, reap, random, first_k, merge."""
+    alpha: Annotated[
+        Alpha | Literal["auto"],
+        BeforeValidator(_alpha, json_schema_input_type=Alpha | Literal["auto"]),
+    ] = BuildSpec.alpha
+    """Weights of the three views: router, co-activation, context; auto looks for the best."""
     normalisation: Literal["min_max", "max", "rank"] = "min_max"
     """How the three distances are made comparable."""
     calibration: Calibration = Calibration()
@@ -256,7 +261,8 @@ class Proxy(Part):
             out=str(out),
             experts=self.experts,
             strategy=self.strategy,
-            alpha=self.alpha,
+            alpha=BuildSpec.alpha if self.alpha == "auto" else self.alpha,
+            search_alpha=self.alpha == "auto",
             normalisation=self.normalisation,
             calibration=self.calibration.prompts,
             calibration_tokens=self.calibration.tokens,

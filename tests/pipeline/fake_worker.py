@@ -5,6 +5,7 @@ something to score. Knobs, by environment: FAKE_STEP_S (seconds a step), FAKE_LO
 is appended), FAKE_DIE (run id that kills its worker at step 3), FAKE_FAIL (run id that ends as failed).
 """
 
+import hashlib
 import json
 import os
 import random
@@ -61,7 +62,8 @@ def build(job):
     out = Path(job["spec"]["out"])
     out.mkdir(parents=True)
     (out / "config.json").write_text("{}")
-    manifest = {"proxy_hash": "fake", "source_hash": "fake-original", "spec": job["spec"]}
+    files = {"config.json": {"bytes": 2, "sha256": hashlib.sha256(b"{}").hexdigest()}}
+    manifest = {"proxy_hash": "fake", "source_hash": "fake-original", "spec": job["spec"], "files": files}
     (out / "proxy_manifest.json").write_text(json.dumps(manifest))
     say(job["id"], "done", result={"path": str(out), "manifest": manifest})
 

@@ -1,6 +1,7 @@
 """What a run survives: killed viewers, runners and workers, a full disk, Ctrl-C. Nothing is run twice."""
 
 import errno
+import json
 import os
 import re
 import shlex
@@ -190,6 +191,29 @@ def test_a_run_of_another_recipe_is_not_taken_for_finished(inside):
     path.write_text(path.read_text().replace('"lr": 8e-05', '"lr": 9e-05'))
     assert runner.main([str(inside.out)]) == 0
     assert len(inside.started()) == 1 + 2 * RUNS  # the proxy is the same, every replay is another one
+
+
+def test_a_playbook_may_leave_the_weights_of_the_views_to_the_builder(lab):
+    text = lab.playbook.read_text()
+    assert "experts: 12" in text
+    lab.playbook.write_text(text.replace("experts: 12", "experts: 12, alpha: auto"))
+    assert lab.run("run", "playbook.yaml", "--out", lab.out)[0] == 0
+    asked = json.loads((lab.folder.proxy / "proxy_manifest.json").read_text())["spec"]
+    assert asked["search_alpha"] and asked["alpha"] == [1 / 3] * 3
+
+
+@pytest.mark.parametrize(
+    "left, words", [(b"{", "has 1 bytes, and was written with 2"), (b"[]", "is not what")]
+)
+def test_a_damaged_proxy_is_built_anew(inside, left, words):
+    assert runner.main([str(inside.out)]) == 0
+    config = inside.folder.proxy / "config.json"
+    config.write_bytes(left)
+    inside.folder.result.unlink()
+    assert runner.main([str(inside.out)]) == 0
+    assert config.read_bytes() == b"{}"
+    assert inside.started().count("build build") == 2
+    assert any(words in event.text for event in inside.events() if event.kind == "note")
 
 
 def test_a_moved_run_folder_builds_its_proxy_where_it_is_now(inside, tmp_path):

@@ -194,7 +194,7 @@ extra: 1
             "unknown strategy 'multiview': choose multi_view, merge, frequency, reap, random, first_k, "
             "or some of router+coactivation+context joined by '+'",
         ),
-        (12, 10, "must be three weights ≥ 0, not all 0: router, co-activation, context"),
+        (12, 10, "must be auto, or three weights ≥ 0, not all 0: router, co-activation, context"),
         (13, 16, "unknown engine 'lokal'; did you mean local? (allowed: local, verl)"),
         (13, 32, "must be a list, not 7"),
         (14, 17, "must be at least 1, not 0"),
@@ -272,12 +272,12 @@ def at_mark(tmp_path: Path, text: str) -> tuple[list[tuple[int, int, str]], int,
         (
             "12",
             "12, alpha: ‸[1, 2]",
-            ["must be three weights ≥ 0, not all 0: router, co-activation, context"],
+            ["must be auto, or three weights ≥ 0, not all 0: router, co-activation, context"],
         ),
         (
             "12",
             "12, alpha: ‸[1, 2, -1]",
-            ["must be three weights ≥ 0, not all 0: router, co-activation, context"],
+            ["must be auto, or three weights ≥ 0, not all 0: router, co-activation, context"],
         ),
         ("a.jsonl", "‸~nobody_of_that_name/x", ["Could not determine home directory."]),
         ("a.jsonl", "a, context: ‸/dev/zero", ["/dev/zero: larger than 1 MiB"]),
