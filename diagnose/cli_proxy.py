@@ -101,22 +101,18 @@ def inspect(checkpoint: CheckpointArgument, experts: Experts = None, json: Json 
     if json:
         terminal.json(data)
         return
-    for name in ("family", "experts", "top_k", "groups", "parameters", "tensors"):
-        terminal.data(f"{name}: {data[name]}")
-    terminal.data(f"moe layers: {len(data['moe_layers'])}")
-    if plan := data.get("plan"):
-        share = plan["parameters_after"] / plan["parameters_before"]
-        terminal.data(
-            f"with {plan['kept']} experts: {plan['parameters_after']} parameters ({share:.0%}), "
-            f"{plan['bytes_after'] / 1e6:.1f} of {plan['bytes_before'] / 1e6:.1f} MB"
-        )
-        for warning in plan["warnings"]:
-            terminal.warn(warning)
-    if made := data["manifest"]:
-        from diagnose.report.proxy import proxy_view
+    from diagnose.report.proxy import checkpoint_facts, proxy_view
 
-        terminal.data("this is a proxy:")
-        terminal.show(proxy_view(made), plain_width=120)
+    for line in checkpoint_facts(data):
+        terminal.data(line)
+    plan, made = data.get("plan"), data["manifest"]
+    for warning in plan["warnings"] if plan else ():
+        terminal.warn(warning)
+    if made:
+        terminal.data("\nThis is a proxy.")
+        terminal.show(proxy_view(made))
+    elif not plan:
+        terminal.say("add --experts K to see what a cut to K experts a layer would leave")
 
 
 @proxy_app.command()

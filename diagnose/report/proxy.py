@@ -5,7 +5,7 @@ A manifest is a file that anybody may have written: what is missing or of anothe
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.console import Group, RenderableType
@@ -16,29 +16,38 @@ from diagnose.report.text import literal, number, percent
 
 CLUSTERS_SHOWN = 8
 """Clusters of a layer that are spelt out, the largest first."""
+COLUMNS = {
+    "routed kept": "routed_share_kept",
+    "halves agree": "half_split_jaccard",
+    "distance": "loss_an_expert",
+    "never used": "never_active",
+}
+"""Columns of the table of layers, and what the manifest calls them."""
+LEGEND = (
+    "routed kept: share of the original's routing that went to the kept experts. "
+    "halves agree: overlap of what two halves of the calibration texts would keep; below 0.6 use more texts. "
+    "distance: from an expert to the one that stands for it, on average; 0 is the same. "
+    "never used: experts that no calibration token reached."
+)
 
 
 def proxy_view(manifest: Mapping[str, Any]) -> RenderableType:
     """Return a proxy for humans: sizes, the experts kept in each layer, the largest clusters, warnings."""
     parts: list[RenderableType] = [Text(line) for line in facts(manifest)]
-    layers = _mapping(manifest.get("layers"))
+    layers = {literal(layer, 8): _mapping(raw) for layer, raw in _mapping(manifest.get("layers")).items()}
     if layers:
         table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold", pad_edge=False)
-        table.add_column("layer", justify="right")
-        table.add_column("routed kept", justify="right", no_wrap=True)
-        table.add_column("halves agree", justify="right", no_wrap=True)
-        table.add_column("experts kept", overflow="fold")
-        table.add_column("largest clusters (kept ← others it stands for)", overflow="fold")
-        for layer, raw in layers.items():
-            one = _mapping(raw)
-            table.add_row(
-                Text(literal(layer, 8)),
-                _share(one.get("routed_share_kept")),
-                _share(one.get("half_split_jaccard")),
-                Text(" ".join(str(expert) for expert in _ints(one.get("kept")))),
-                Text("; ".join(clusters(one)) or "–"),
-            )
-        parts += [Text(), table]
+        for name in ("layer", *COLUMNS):
+            table.add_column(name, justify="right", no_wrap=True)
+        for layer, one in layers.items():
+            table.add_row(Text(layer), *(_share(one.get(key)) for key in COLUMNS.values()))
+        parts += [Text(), table, Text(), Text(LEGEND)]
+        for layer, one in layers.items():
+            kept = " ".join(str(expert) for expert in _ints(one.get("kept")))
+            parts += [Text(), Text(f"Layer {layer} keeps {kept}")]
+            parts += [
+                Text(f"for others (kept ← others): {'; '.join(found)}") for found in [clusters(one)] if found
+            ]
     warnings = manifest.get("warnings")
     if isinstance(warnings, list) and warnings:
         parts += [Text(), Text("Warnings", "bold"), *(Text(f"• {literal(item)}") for item in warnings)]
@@ -63,9 +72,14 @@ def facts(manifest: Mapping[str, Any]) -> list[str]:
         lines.append(literal(text))
     if isinstance(sizes.get("before"), int) and isinstance(sizes.get("after"), int) and sizes["before"]:
         before, after = sizes["before"], sizes["after"]
-        lines.append(
-            f"{after:,} of {before:,} parameters: {percent(after / before)} of the original's memory"
+        share = percent(after / before)
+        memory = _mapping(manifest.get("bytes"))
+        room = (
+            f", {size(memory['after'])} of {size(memory['before'])}"
+            if isinstance(memory.get("before"), int) and isinstance(memory.get("after"), int)
+            else ""
         )
+        lines.append(f"{after:,} of {before:,} parameters ({share} of the original{room})")
     if isinstance(calibration.get("tokens"), int):
         source = literal(calibration.get("source", "?"), 80)
         lines.append(f"Calibrated on {calibration['tokens']:,} tokens ({source})")
@@ -80,6 +94,46 @@ def clusters(layer: Mapping[str, Any]) -> list[str]:
             members.setdefault(chief, []).append(expert)
     order = sorted(members.items(), key=lambda item: (-len(item[1]), item[0]))
     return [f"{chief} ← {' '.join(map(str, others))}" for chief, others in order[:CLUSTERS_SHOWN]]
+
+
+def checkpoint_facts(data: Mapping[str, Any]) -> list[str]:
+    """Return what `lab.inspect` found in a few lines for humans, each a name and what it is."""
+    groups = f" in {data['groups']} groups" if data["groups"] > 1 else ""
+    lines = [
+        f"family      {data['family']}",
+        f"experts     {data['experts']} a layer{groups}, {data['top_k']} of them for each token",
+        f"MoE layers  {len(data['moe_layers'])} ({spans(data['moe_layers'])})",
+        f"parameters  {data['parameters']:,} in {data['tensors']:,} tensors",
+    ]
+    if plan := data.get("plan"):
+        share = percent(plan["parameters_after"] / plan["parameters_before"])
+        quota = f", {plan['quota']} of each group" if plan["groups"] > 1 else ""
+        lines += [
+            "",
+            f"cut to {plan['kept']} experts a layer{quota}: {plan['parameters_after']:,} parameters ({share}), "
+            f"{size(plan['bytes_after'])} of {size(plan['bytes_before'])}",
+        ]
+        if plan["mtp_tensors"]:
+            lines.append(
+                f"{plan['mtp_tensors']:,} tensors of multi-token prediction are dropped (--mtp prune keeps them)"
+            )
+    return lines
+
+
+def spans(numbers: Sequence[int]) -> str:
+    """Return ascending numbers in words: "0 to 3, 5"."""
+    runs: list[list[int]] = []
+    for one in numbers:
+        if runs and one == runs[-1][1] + 1:
+            runs[-1][1] = one
+        else:
+            runs.append([one, one])
+    return ", ".join(str(first) if first == last else f"{first} to {last}" for first, last in runs)
+
+
+def size(count: int) -> str:
+    """Return a number of bytes for people: "1.4 MB", "61.1 GB"."""
+    return f"{count / 1e9:,.1f} GB" if count >= 1e9 else f"{count / 1e6:.1f} MB"
 
 
 def _mapping(value: Any) -> Mapping[str, Any]:

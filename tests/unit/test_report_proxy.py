@@ -7,7 +7,7 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
-from diagnose.report.proxy import clusters, facts, proxy_view
+from diagnose.report.proxy import checkpoint_facts, clusters, facts, proxy_view, size, spans
 
 MANIFEST = {
     "spec": {"checkpoint": "model", "strategy": "multi_view"},
@@ -23,7 +23,7 @@ MANIFEST = {
 
 def shown(manifest: dict[str, object]) -> str:
     out = StringIO()
-    Console(file=out, width=100, color_system=None).print(proxy_view(manifest))
+    Console(file=out, width=80, color_system=None).print(proxy_view(manifest))
     return out.getvalue()
 
 
@@ -31,8 +31,8 @@ def test_sizes_kept_experts_and_clusters_are_told() -> None:
     text = shown(MANIFEST)
     for fact in (
         "2 of 4 experts a layer, 1 a token",
-        "600 of 1,000 parameters: 60 %",
-        "0 3",
+        "600 of 1,000 parameters (60 % of the original)",
+        "Layer 1 keeps 0 3",
         "0 ← 1; 3 ← 2",
         "0.75",
     ):
@@ -50,3 +50,34 @@ def test_the_largest_clusters_come_first() -> None:
 def test_a_manifest_of_another_shape_is_shown_as_far_as_it_goes(broken: dict[str, object]) -> None:
     shown(broken)
     assert isinstance(facts(broken), list)
+
+
+def test_a_checkpoint_is_told_in_lines_that_fit() -> None:
+    plan = {
+        "kept": 16,
+        "groups": 8,
+        "quota": 2,
+        "parameters_before": 10,
+        "parameters_after": 3,
+        "mtp_tensors": 5,
+    }
+    data = {
+        "family": "deepseek_v3",
+        "experts": 256,
+        "top_k": 8,
+        "groups": 8,
+        "moe_layers": list(range(3, 61)),
+        "parameters": 684_489_845_504,
+        "tensors": 91_991,
+        "plan": plan | {"bytes_before": 688_586_727_753, "bytes_after": 79_000_000_000},
+    }
+    lines = checkpoint_facts(data)
+    assert "experts     256 a layer in 8 groups, 8 of them for each token" in lines
+    assert "MoE layers  58 (3 to 60)" in lines
+    assert "cut to 16 experts a layer, 2 of each group: 3 parameters (30 %), 79.0 GB of 688.6 GB" in lines
+    assert any(line.startswith("5 tensors of multi-token prediction are dropped") for line in lines)
+
+
+def test_numbers_for_people() -> None:
+    assert spans([0, 1, 2, 5, 7, 8]) == "0 to 2, 5, 7 to 8" and spans([]) == ""
+    assert (size(1_400_000), size(61_100_000_000)) == ("1.4 MB", "61.1 GB")
