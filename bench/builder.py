@@ -2,9 +2,10 @@
 
 ``python -m bench.builder`` uses a Qwen3-30B-A3B-shaped checkpoint made by `bench.real_width` (``--folder``, or a
 temporary one of ``--layers`` layers); ``--deepseek FOLDER`` adds the FP8 one. Every measured step is a process of
-its own, so that its peak memory is its own. ``--selection`` needs nothing but arithmetic; with a ``kmedoids``
-package at hand (a scratch environment: the project never imports it) its PAM is the reference, otherwise a
-plain PAM written out here.
+its own, so that its peak memory is its own. ``--quick``, the form of ``make bench``, takes minutes: 4 layers, 256
+tokens, 20 matrices, and needs 7 GB of disk for that long. ``--selection`` needs nothing but arithmetic; with a
+``kmedoids`` package at hand (a scratch environment: the project never imports it) its PAM is the reference,
+otherwise a plain PAM written out here.
 """
 
 from __future__ import annotations
@@ -23,7 +24,6 @@ from typing import Any
 
 import numpy as np
 
-TOKENS = int(os.environ.get("BUILDER_TOKENS", "1024"))
 KEEP = {"qwen3": 48, "deepseek": 16}
 
 
@@ -45,29 +45,53 @@ def peak() -> int:
     return peak_memory()
 
 
-def token_rows(folder: Path, tokens: int = TOKENS, length: int = 128) -> list[list[int]]:
+def token_rows(folder: Path, tokens: int, length: int = 128) -> list[list[int]]:
     """Return random calibration rows."""
     vocabulary = json.loads((folder / "config.json").read_text())["vocab_size"]
     rng = np.random.default_rng(0)
     return [rng.integers(3, vocabulary, length).tolist() for _ in range(tokens // length)]
 
 
-def step_base(folder: Path) -> dict[str, Any]:
-    """Measure the memory of the libraries and of an opened checkpoint, before anything is read."""
+def step_tiny(folder: Path, out: Path) -> dict[str, Any]:
+    """Make a tiny checkpoint of the same family."""
+    from bench.zoo import KINDS, make
+
+    family = json.loads((folder / "config.json").read_text())["model_type"]
+    make(next(kind for kind in KINDS if kind.model_type == family), out)
+    return {}
+
+
+def step_build(folder: Path, out: Path, keep: int, tokens: int) -> dict[str, Any]:
+    """Measure a whole build by the paper's method: calibration, choice, slicing, hashes."""
     import torch
 
+    from proxy.build import build
     from proxy.checkpoint import open_checkpoint
-    from proxy.families import understand
-    from proxy.stream import Streamed
+    from proxy.specs import BuildSpec
 
     torch.set_num_threads(1)
-    checkpoint = open_checkpoint(folder)
-    Streamed(checkpoint, understand(checkpoint))
-    return {"peak": peak()}
+    config = open_checkpoint(folder).config
+    length = min(128, config["max_position_embeddings"])
+    began, cpu = time.monotonic(), time.process_time()
+    stages: list[tuple[str, float]] = []
+    build(
+        BuildSpec(str(folder), str(out), keep),
+        lambda text: stages.append((text, time.monotonic() - began)),
+        rows=token_rows(folder, tokens, length),
+    )
+    chosen = next(at for text, at in stages if text.startswith("kept "))
+    shutil.rmtree(out)
+    return {
+        "peak": peak(),
+        "seconds": time.monotonic() - began,
+        "calibration": chosen,
+        "cpu": time.process_time() - cpu,
+        "hidden": 4 * tokens * config["hidden_size"],
+    }
 
 
-def step_calibrate(folder: Path) -> dict[str, Any]:
-    """Measure calibration: memory, time, and the pairs of token and expert that were computed."""
+def step_work(folder: Path) -> dict[str, Any]:
+    """Count the pairs of token and expert that calibration computes, and those of a plain forward."""
     import torch
 
     from proxy.checkpoint import open_checkpoint
@@ -77,20 +101,10 @@ def step_calibrate(folder: Path) -> dict[str, Any]:
     torch.set_num_threads(1)
     checkpoint = open_checkpoint(folder)
     layout = understand(checkpoint)
-    rows = token_rows(folder)
-    began, cpu = time.monotonic(), time.process_time()
+    rows = token_rows(folder, 256)
     walk = Pass(checkpoint, layout, rows)
     walk.run()
-    tokens = sum(map(len, rows))
-    return {
-        "peak": peak(),
-        "seconds": time.monotonic() - began,
-        "cpu": time.process_time() - cpu,
-        "read": walk.model.read_bytes,
-        "pairs": walk.pairs,
-        "plain_pairs": tokens * layout.top_k * len(layout.moe_layers),
-        "hidden": 4 * tokens * checkpoint.config["hidden_size"],
-    }
+    return {"pairs": walk.pairs, "plain": sum(map(len, rows)) * layout.top_k * len(layout.moe_layers)}
 
 
 def step_write(folder: Path, out: Path, keep: int) -> dict[str, Any]:
@@ -138,25 +152,23 @@ def step_write(folder: Path, out: Path, keep: int) -> dict[str, Any]:
     return {"peak": peak(), "bytes": total, **{name: min(values) for name, values in times.items()}}
 
 
-def selection() -> dict[str, Any]:
+def selection(matrices: int) -> dict[str, Any]:
     """Measure the choice among 384 experts: seconds a layer, and its loss against PAM's from the same start."""
     from proxy.selection import k_medoids
 
-    ratios, seconds, ours_seconds = [], [], []
+    ratios, ours_seconds = [], []
     reference = "a plain PAM"
-    for seed in range(100):
+    for seed in range(matrices):
         rng = np.random.default_rng(seed)
         points = rng.normal(size=(384, 16)) + 2.0 * rng.integers(0, 3, (384, 1))
         distance = np.sqrt(((points[:, None] - points[None]) ** 2).sum(-1))
         np.fill_diagonal(distance, 0.0)
         keep = (48, 64, 96, 128)[seed % 4]
         start = rng.permutation(384)[:keep].tolist()
-        began = time.perf_counter()
+        began = time.process_time()  # others may use the machine
         ours = k_medoids(distance, start)
-        ours_seconds.append(time.perf_counter() - began)
-        began = time.perf_counter()
+        ours_seconds.append(time.process_time() - began)
         loss, reference = pam_loss(distance, start)
-        seconds.append(time.perf_counter() - began)
         ratios.append(ours.loss / loss)
     return {
         "reference": reference,
@@ -219,38 +231,45 @@ def say(bar: str, value: str, held: bool) -> None:
     print(f"{'ok  ' if held else 'MISS'} {bar}: {value}", flush=True)
 
 
-def measure(folder: Path, scratch: Path, keep: int) -> None:
-    """Print the bars of one checkpoint."""
+def measure(folders: Sequence[Path], scratch: Path, keep: int, tokens: int) -> None:
+    """Print the bars of one checkpoint, given with fewer and with more layers."""
+    folder = folders[-1]
     layer, expert = largest_layer(folder)
-    base = child("base", folder)["peak"]
-    done = child("calibrate", folder)
-    over = done["peak"] - base - done["hidden"]
-    layers = json.loads((folder / "config.json").read_text())["num_hidden_layers"]
-    name = f"{folder.name}, {layers} layers"
-    say(
-        f"{name}: peak memory over the libraries' {base / 1e9:.2f} GB, less hidden states, by the largest layer",
-        f"{over / 1e9:.2f} GB = {over / layer:.2f} x {layer / 1e9:.2f} GB (whole process {done['peak'] / layer:.2f} x)",
-        over <= 1.3 * layer,
-    )
-    say(
-        f"{name}: the same by the largest expert",
-        f"{over / expert:.1f} x {expert / 1e6:.1f} MB",
-        over <= 12 * expert,
-    )
-    work = done["pairs"] / done["plain_pairs"]
-    say(f"{name}: routed-expert work of calibration by a plain forward's", f"{work:.2f}", work <= 1.1)
-    print(
-        f"     {name}: {done['seconds']:.0f} s ({done['cpu']:.0f} CPU s), {done['read'] / 1e9:.1f} GB read",
-        flush=True,
-    )
-    if keep:
-        wrote = child("write", folder, scratch / "out", keep)
-        ratio = wrote["copy"] / wrote["slice"]
+    child("tiny", folder, scratch / "tiny")
+    base = child("build", scratch / "tiny", scratch / "out", 6, 64)[
+        "peak"
+    ]  # the libraries, and the builder's code
+    for part in folders:
+        done = child("build", part, scratch / "out", 16, tokens)
+        over = done["peak"] - base - done["hidden"]
+        layers = json.loads((part / "config.json").read_text())["num_hidden_layers"]
+        name = f"{folder.name}, {layers} layers"
         say(
-            f"{name}: slicing and writing by a plain copy of {wrote['bytes'] / 1e9:.1f} GB",
-            f"{ratio:.2f} ({wrote['bytes'] / 1e9 / wrote['slice']:.2f} GB/s)",
-            ratio >= 0.8,
+            f"{name}: a build's peak memory over a tiny build's {base / 1e9:.2f} GB, less hidden states, "
+            "by the largest layer",
+            f"{over / 1e9:.3f} GB = {over / layer:.2f} x {layer / 1e9:.2f} GB",
+            over <= 1.3 * layer,
         )
+        say(
+            f"{name}: the same by the largest expert",
+            f"{over / expert:.1f} x {expert / 1e6:.1f} MB",
+            over <= 12 * expert,
+        )
+        print(
+            f"     {name}: {done['seconds']:.0f} s ({done['cpu']:.0f} CPU s), of which {done['calibration']:.0f} s "
+            f"calibration on {tokens} tokens; peak memory {done['peak'] / 1e9:.2f} GB",
+            flush=True,
+        )
+    pairs = child("work", folders[0])
+    work = pairs["pairs"] / pairs["plain"]
+    say(f"{folder.name}: routed-expert work of calibration by a plain forward's", f"{work:.2f}", work <= 1.1)
+    wrote = child("write", folders[0], scratch / "out", keep)
+    ratio = wrote["copy"] / wrote["slice"]
+    say(
+        f"{folder.name}: slicing and writing by a plain copy of {wrote['bytes'] / 1e9:.1f} GB",
+        f"{ratio:.2f} ({wrote['bytes'] / 1e9 / wrote['slice']:.2f} GB/s)",
+        ratio >= 0.8,
+    )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -261,21 +280,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--deepseek", type=Path, help="a checkpoint of bench.real_width (deepseek)")
     parser.add_argument("--layers", type=int, default=8)
     parser.add_argument("--selection", action="store_true", help="only the bar of selection")
+    parser.add_argument("--tokens", type=int, default=1024, help="calibration tokens")
+    parser.add_argument("--quick", action="store_true", help="4 layers, 256 tokens, 20 matrices")
+    parser.add_argument("--matrices", type=int, default=100, help="matrices of the bar of selection")
     parser.add_argument("rest", nargs="*")
     options = parser.parse_args(arguments)
+    if options.quick:
+        options.layers, options.tokens, options.matrices = 4, 256, 20
     if options.step:
         from bench.families import quiet
 
         quiet()
-        first = Path(options.rest[0])
-        if options.step == "write":
-            print(json.dumps(step_write(first, Path(options.rest[1]), int(options.rest[2]))))
-        else:
-            print(json.dumps({"base": step_base, "calibrate": step_calibrate}[options.step](first)))
+        first, *more = options.rest
+        places = [Path(first), *map(Path, more[:1])]
+        step: Any = {"tiny": step_tiny, "build": step_build, "work": step_work, "write": step_write}[
+            options.step
+        ]
+        print(json.dumps(step(*places, *map(int, more[1:]))))
         return 0
-    chosen = selection()
+    chosen = selection(options.matrices)
     say(
-        f"selection among 384 experts, {chosen['matrices']} matrices: ms a layer (median)",
+        f"selection among 384 experts, {chosen['matrices']} matrices: CPU ms a layer (median)",
         f"{chosen['milliseconds']:.0f} (worst {chosen['milliseconds_worst']:.0f})",
         chosen["milliseconds"] <= 50,
     )
@@ -292,11 +317,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         home = Path(scratch)
         folder = options.folder or make("qwen3", home / "qwen3", options.layers)
         layers = json.loads((folder / "config.json").read_text())["num_hidden_layers"]
-        for count in sorted({2, layers // 2, layers}):
-            part = folder if count == layers else fewer(folder, count, home / f"of-{count}")
-            measure(part, home, KEEP["qwen3"] if count == layers else 0)
+        parts = [
+            folder if count == layers else fewer(folder, count, home / f"of-{count}")
+            for count in sorted({min(2, layers), (layers + 1) // 2, layers})
+        ]
+        measure(parts, home, KEEP["qwen3"], options.tokens)
         if options.deepseek:
-            measure(options.deepseek, home, KEEP["deepseek"])
+            measure([options.deepseek], home, KEEP["deepseek"], options.tokens)
     return 0
 
 
