@@ -272,7 +272,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--work", type=Path, default=Path("build/verl_table"), help="folder of the runs")
     parser.add_argument("--steps", type=int, default=24)
-    parser.add_argument("--seeds", type=int, default=4, help="healthy seeds of verl")
+    parser.add_argument("--seeds", type=int, default=6, help="healthy seeds of verl")
     parser.add_argument("--local-seeds", type=int, default=20, help="healthy seeds of the local engine")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--faults", default=",".join(FAULTS))
