@@ -111,6 +111,7 @@ test-verl: setup-test verl-env
 # What the launcher costs beyond verl, and from verl's shards to a proxy; Ray jobs on a cluster that is really started.
 verl-launch: setup-test verl-env
 	$(BIN)/python -m bench.verl_launch
+	$(BIN)/python -m bench.verl_launch --candidates
 
 verl-cluster: setup-test verl-env
 	$(BIN)/python -m bench.verl_cluster

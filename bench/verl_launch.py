@@ -1,4 +1,5 @@
-"""What the launcher costs beyond verl, and the way from verl's shards to a proxy: `make verl-launch`. Two runs of verl.
+"""What the launcher costs beyond verl, and the way from verl's shards to a proxy: `make verl-launch`. Two runs of verl,
+with ``--candidates`` five, to compare four candidates side by side with one run alone.
 
 The same command is run twice, by the launcher and bare. The launcher's own time is what passes before verl's process
 starts and after it ends, which other work on the machine disturbs less than a difference of walls. The bare run saves
@@ -12,12 +13,14 @@ import os
 import shlex
 import shutil
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
+from proxy.api import Done, Failed, Job, WorkerPool
 from proxy.checkpoint import open_checkpoint
 from proxy.embedded import UnknownCheckpoint, resolve
 from proxy.engines import verl, verl_command, verl_config, verl_job, verl_own
@@ -120,10 +123,37 @@ def merged(checkpoints: Path) -> None:
     print(f"a proxy of {plan.kept} of {plan.experts} experts can be cut from it")
 
 
+def candidates(spec: RunSpec, folder: Path) -> None:
+    """Compare four candidates, two at a time, with one run alone: by the clock and by the CPU."""
+
+    def timed(count: int) -> tuple[float, float]:
+        home, cpu_s = folder / f"side_by_side_{count}", 0.0
+        begin = time.monotonic()
+        with WorkerPool(min(count, 2), home) as pool:
+            for index in range(count):
+                pool.submit(Job(str(index), "run", asdict(spec), str(home / str(index))))
+            for event in pool.events():
+                assert not isinstance(event, Failed), event
+                if isinstance(event, Done):
+                    cpu_s += json.loads((home / event.id / "outcome.json").read_text())["cpu_s"]
+        return time.monotonic() - begin, cpu_s
+
+    (one, one_cpu), (four, four_cpu) = timed(1), timed(4)
+    load = os.getloadavg()[0]
+    print(
+        f"one alone: {one:.0f} s, {one_cpu:.0f} CPU seconds; four, two at a time: {four:.0f} s, {four_cpu:.0f} CPU"
+    )
+    print(f"seconds; ratio of the walls {four / one:.2f} (load of the machine at the end {load:.0f})")
+
+
 def main() -> None:
     """Measure and print."""
     folder = Path(tempfile.mkdtemp(prefix="verl-launch-"))
     spec = run_of(folder, timed_environment(folder / "env"))
+    if sys.argv[1:] == ["--candidates"]:
+        candidates(replace(spec, engine=replace(spec.engine, python="")), folder)
+        shutil.rmtree(folder)
+        return
     wall, before, after = ours(spec, folder / "ours", folder / "env")
     print(
         f"by the launcher: {wall:.1f} s for {STEPS} steps, of them its own: {before:.2f} s before, {after:.2f} s after"
