@@ -1,9 +1,9 @@
-"""What the launcher costs beyond verl, and the way from verl's shards to a proxy: `make verl-launch`. Two runs of verl,
-with ``--candidates`` five, to compare four candidates side by side with one run alone.
+"""What the launcher costs beyond verl, and the way from verl's shards to a proxy: `make verl-launch`.
 
 The same command is run twice, by the launcher and bare. The launcher's own time is what passes before verl's process
 starts and after it ends, which other work on the machine disturbs less than a difference of walls. The bare run saves
-a checkpoint, which is recognised, merged by the command that a refusal names, and cut.
+a checkpoint, which is recognised, merged by the command that a refusal names, and cut. With ``--candidates`` five runs
+compare four candidates side by side with one alone instead.
 """
 
 from __future__ import annotations
