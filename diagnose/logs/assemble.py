@@ -22,6 +22,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
+from numpy.typing import NDArray
 
 from diagnose.curves import Array, Curves
 from diagnose.logs.canonical import Aliases, Offer
@@ -35,6 +36,8 @@ MAX_KEYS = 20_000
 """Distinct raw keys that are remembered; a log with more than that has something else than metrics in it."""
 MAX_USED = 1000
 """Distinct raw keys that may stand for a canonical metric (validation sets have a key each)."""
+PIECE = 1 << 16
+"""Values that are kept in one piece."""
 MAX_BLOCKS = 500
 """Sets of keys that are kept as they come; records with others are taken apart."""
 REPEATED = 0.05
@@ -42,6 +45,9 @@ REPEATED = 0.05
 FALLS = 3
 MAX_RUNS = 1000
 """Runs of one log that are told apart; what comes after them joins the last."""
+
+
+Column = tuple[NDArray[np.int64], Array]
 
 
 def assemble(records: Iterable[Record], source: str, aliases: Aliases) -> tuple[Run, ...]:
@@ -103,14 +109,44 @@ def _in_order(drafts: list[_Draft]) -> list[_Draft]:
 
 
 class _Block:
-    """Records that have the same keys: the number of each, and its values after those of the one before."""
+    """Records that have the same keys: the number of each, and its values after those of the one before.
 
-    __slots__ = ("keys", "numbers", "values")
+    The values come in pieces, so that each can be given back as soon as the columns are made of it.
+    """
+
+    __slots__ = ("full", "keys", "numbers", "values")
 
     def __init__(self, keys: tuple[str, ...]) -> None:
         self.keys = keys
         self.numbers = array("q")
         self.values = array("d")
+        self.full: list[array[float]] = []
+
+    def add(self, number: int, values: Iterable[float]) -> None:
+        """Take a record in."""
+        self.numbers.append(number)
+        self.values.extend(values)
+        if len(self.values) >= PIECE:
+            self.close()
+
+    def close(self) -> None:
+        """Begin another piece."""
+        self.full.append(self.values)
+        self.values = array("d")
+
+    def take_columns(self) -> dict[str, Column]:
+        """Return key → (numbers of its records, values), and forget the values."""
+        self.close()
+        numbers_K = np.array(self.numbers, dtype=np.int64)
+        columns = [np.empty(len(numbers_K)) for _ in self.keys]
+        at = 0
+        while self.full:
+            piece = self.full.pop(0)
+            rows = np.array(piece).reshape(-1, len(self.keys))
+            for column, values in zip(columns, rows.T, strict=True):
+                column[at : at + len(values)] = values
+            at += len(rows)
+        return {key: (numbers_K, column) for key, column in zip(self.keys, columns, strict=True)}
 
 
 @dataclass
@@ -129,6 +165,7 @@ class _Draft:
         resumes: (number of the first record, step) of every resume.
         keys: Every raw key seen, in order (a dict for its order).
         decimals: Number of decimals → values printed so.
+        made: What `columns` returns, once it was asked.
     """
 
     first_line: int
@@ -147,6 +184,7 @@ class _Draft:
     resumes: list[tuple[int, int]] = field(default_factory=list)
     keys: dict[str, None] = field(default_factory=dict)
     decimals: Counter[int | None] = field(default_factory=Counter)
+    made: dict[str, Column] | None = None
 
     def takes(self, step: int, known: Mapping[str, float]) -> bool:
         """Whether a record of `step` belongs to this run and not to a new one.
@@ -208,16 +246,13 @@ class _Draft:
         if block is None:
             self._begin(number, keys, known)
         else:
-            block.numbers.append(number)
-            block.values.extend(known.numbers if isinstance(known, Row) else known.values())
+            block.add(number, known.numbers if isinstance(known, Row) else known.values())
 
     def _begin(self, number: int, keys: tuple[str, ...], known: Mapping[str, float]) -> None:
         """Keep a record whose keys have not come together before; of too many kinds of records by key."""
         parts = [keys] if len(self.blocks) < MAX_BLOCKS else [(key,) for key in keys]
         for part in parts:
-            block = self.blocks.setdefault(part, _Block(part))
-            block.numbers.append(number)
-            block.values.extend(known[key] for key in part)
+            self.blocks.setdefault(part, _Block(part)).add(number, [known[key] for key in part])
 
     def append(self, other: _Draft) -> None:
         """Put the records of another draft after one's own."""
@@ -230,7 +265,8 @@ class _Draft:
         for keys, block in other.blocks.items():
             mine = self.blocks.setdefault(keys, _Block(keys))
             mine.numbers.extend(number + before for number in block.numbers)
-            mine.values.extend(block.values)
+            mine.close()
+            mine.full += [*block.full, block.values]
         self.keys.update(other.keys)
         self.decimals.update(other.decimals)
 
@@ -242,8 +278,8 @@ class _Draft:
         steps_R = np.array(self.steps, dtype=np.float64)
         falls = int((np.diff(steps_R) < 0).sum())
         allowed = REPEATED * len(steps_R) if falls >= FALLS else 0
-        for raw in {key for keys in self.blocks for key in keys}:
-            steps_K, values_K = self._column(raw, steps_R)
+        for numbers_K, values_K in self.columns().values():
+            steps_K = steps_R[numbers_K]
             order_K = np.argsort(steps_K, kind="stable")
             twice_K = np.flatnonzero(np.diff(steps_K[order_K]) == 0)
             one, other = values_K[order_K[twice_K]], values_K[order_K[twice_K + 1]]
@@ -252,21 +288,23 @@ class _Draft:
         self.out_of_order = int((steps_R < np.maximum.accumulate(steps_R)).sum())
         return True
 
-    def _column(self, raw: str, steps_R: Array) -> tuple[Array, Array]:
-        """Return steps and values of a key, in the order in which they were logged.
-
-        Args:
-            raw: The key.
-            steps_R: Step of every record.
-        """
-        numbers, found = [], []
-        for block in self.blocks.values():
-            if raw in block.keys:
-                numbers.append(np.frombuffer(block.numbers, dtype=np.int64))
-                found.append(np.frombuffer(block.values)[block.keys.index(raw) :: len(block.keys)])
-        numbers_K = np.concatenate(numbers)
-        order = np.argsort(numbers_K, kind="stable")
-        return steps_R[numbers_K[order]], np.concatenate(found)[order]
+    def columns(self) -> dict[str, Column]:
+        """Return key → (numbers of its records, values) in their order; made once, of what the blocks held."""
+        if self.made is None:
+            parts: dict[str, list[Column]] = {}
+            for block in self.blocks.values():
+                for key, part in block.take_columns().items():
+                    parts.setdefault(key, []).append(part)
+            self.made = {}
+            for key in list(parts):
+                (numbers_K, values_K), *others = parts.pop(key)
+                if others:
+                    numbers_K = np.concatenate([numbers_K, *(numbers for numbers, _ in others)])
+                    order_K = np.argsort(numbers_K, kind="stable")
+                    numbers_K = numbers_K[order_K]
+                    values_K = np.concatenate([values_K, *(values for _, values in others)])[order_K]
+                self.made[key] = numbers_K, values_K
+        return self.made
 
     def finish(self, source: str, offers: Mapping[str, Offer | None]) -> Run:
         """Return the run: names settled, records turned into curves."""
@@ -280,11 +318,12 @@ class _Draft:
         nonfinite: dict[str, tuple[int, ...]] = {}
         resolution: dict[str, float] = {}
         decimals = self._common_decimals()
+        columns = self.columns()
         for raw, canonical in names.items():
             offer = offers[raw]
             assert offer is not None
-            steps_K, values_K = self._column(raw, steps_R)
-            at = np.searchsorted(steps_N, steps_K)
+            numbers_K, values_K = columns.pop(raw)
+            at = np.searchsorted(steps_N, steps_R[numbers_K])
             values_N, logged_N = np.full(len(steps_N), math.nan), np.zeros(len(steps_N), dtype=bool)
             with np.errstate(over="ignore"):
                 values_N[at] = values_K * offer.scale  # of several values of a step the last wins

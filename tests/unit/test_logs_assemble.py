@@ -241,3 +241,18 @@ def test_of_two_validation_sets_the_one_with_more_values_counts() -> None:
     (run,) = runs((1, {rare: 1.0, often: 2.0}), (2, {often: 3.0}))
     assert run.names == {often: "val-core/reward/mean"}
     assert run.unmapped == (rare,)
+
+
+def test_values_do_not_depend_on_the_pieces_they_are_kept_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    records: list[tuple[int, Mapping[str, float]]] = [
+        (step, {KL: step, ENTROPY: 2 * step} | ({GRAD: 3.0 * step} if step % 3 else {})) for step in range(40)
+    ]
+    shuffled = [records[at] for at in np.random.default_rng(1).permutation(40)]
+    whole = [runs(*records), runs(*shuffled), runs(*records, *records[20:])]
+    monkeypatch.setattr("diagnose.logs.assemble.PIECE", 5)
+    for before, after in zip(
+        whole, [runs(*records), runs(*shuffled), runs(*records, *records[20:])], strict=True
+    ):
+        assert repr(before) == repr(after)
+    (run,) = whole[1]
+    assert values(run, GRAD) == [3.0 * step if step % 3 else None for step in range(40)]
