@@ -9,11 +9,11 @@ import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import mkdtemp
 from typing import TYPE_CHECKING, Any
 
 from diagnose.console import Terminal
-from diagnose.errors import DiagnoseError
+from diagnose.errors import DiagnoseError, RunError
 from diagnose.jobs import model_hash, read_outcome, run_all, run_job
 from diagnose.session import fault_spec, recipe_hash
 from diagnose.store import read_json, write_json
@@ -139,11 +139,19 @@ def record(order: Recording, terminal: Terminal) -> dict[str, Any]:
     # A cluster's nodes share the folder of the log, hardly this machine's temporary one.
     shared = str(order.out.absolute().parent) if launch and launch.address else None
     order.out.parent.mkdir(parents=True, exist_ok=True)
-    with TemporaryDirectory(prefix="diagnose-record-", dir=shared) as home:
-        run_all({"record": spec}, Path(home), 1, terminal)
-        order.out.write_text(without_settings((Path(home) / "record" / "metrics.jsonl").read_text()))
-        outcome = read_outcome(Path(home) / "record")
+    home = Path(mkdtemp(prefix="diagnose-record-", dir=shared))
+    kept = False
+    try:
+        run_all({"record": spec}, home, 1, terminal)
+        order.out.write_text(without_settings((home / "record" / "metrics.jsonl").read_text()))
+        outcome = read_outcome(home / "record")
         assert outcome is not None
+    except RunError:
+        kept = (home / "record" / "verl").exists()  # the message names verl's log
+        raise
+    finally:
+        if not kept:
+            shutil.rmtree(home, ignore_errors=True)
     manifest["sha256"] = hashlib.sha256(order.out.read_bytes()).hexdigest()
     write_json(order.out.with_suffix(".manifest.json"), manifest)
     if fault is not None and order.answers is not None:

@@ -191,6 +191,18 @@ def test_recording_takes_a_command_and_its_own_model(tmp_path, machine):
     for_recording(section, "", 7, [fault])
 
 
+def test_a_recording_that_fails_keeps_the_log_that_it_names(tmp_path, monkeypatch, capsys):
+    """verl dies at once; what the message names can be read afterwards."""
+    python = interpreter(tmp_path / "env", {"verl": "0.9.1", "config": CONFIG})
+    monkeypatch.setenv("DIAGNOSE_VERL_PYTHON", python)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    out = tmp_path / "log.jsonl"
+    words = ["record", "--engine", "verl", "--platform", "cpu", "--steps", "2", "--out", str(out)]
+    assert invoke([*words, "--", *COMMAND.split()]) != 0
+    assert "verl ended with code 0 after 0 steps" in capsys.readouterr().err
+    assert list(tmp_path.glob("diagnose-record-*/record/verl/verl.log")) and not out.exists()
+
+
 def test_an_engine_file_that_is_wrong(tmp_path):
     file = tmp_path / "engine.yaml"
     file.write_text("comand: x\n")
