@@ -105,9 +105,9 @@ def results(
     found = []
     for item in remedies(session, planned, cards):
         if item.needs:
-            found.append(
-                replace(untried(planned, item, asdict(session.recipe)), outcome=f"needs {item.needs}")
-            )
+            if any(folder.extra.glob("fix.*")):  # remedies were asked for: say why this one has no run
+                named = untried(planned, item, asdict(session.recipe))
+                found.append(replace(named, outcome=f"needs {item.needs}"))
             continue
         homes = [folder.extra / fixed_run(session, folder, planned, item, seed).id for seed in session.seeds]
         if not any((home / "outcome.json").exists() for home in homes):

@@ -233,5 +233,8 @@ def test_verls_remedies_are_not_offered_elsewhere():
 
 def test_a_remedy_that_the_engine_lacks_is_named_with_what_it_needs(tmp_path):
     score = replace(kl_spike().score, ranking=(candidate("stale_weights", Verdict.REPRODUCED, 0.1),))
-    found = remedies.results(on_verl("stale_weights"), RunFolder(tmp_path), score, [], None, CARDS)
+    folder = RunFolder(tmp_path)
+    assert remedies.results(on_verl("stale_weights"), folder, score, [], None, CARDS) == ()  # nobody asked
+    (folder.extra / "fix.sequence_weights.stale_weights-x1-s1").mkdir(parents=True)
+    found = remedies.results(on_verl("stale_weights"), folder, score, [], None, CARDS)
     assert [(item.remedy, item.outcome.split()[0]) for item in found] == [("router_replay", "needs")]
