@@ -1,7 +1,7 @@
 """Features: everything that triage needs to know of a log, as observations.
 
-With healthy twins: how the run differs from them. Without: what no healthy run shows (`taxonomy.levels`), a jump away
-from the run's own past (`taxonomy.changes`), and what it loses or lets grow (`taxonomy.losses`).
+What no healthy run shows (`taxonomy.levels`), and what a run loses or lets grow (`taxonomy.losses`) where its healthy
+twins don't. With twins: how it differs from them. Without: a jump away from its own past (`taxonomy.changes`).
 """
 
 from __future__ import annotations
@@ -101,6 +101,8 @@ def _of_run(run: Log, healthy: Sequence[Log], facts: Facts) -> Iterator[Observat
     yield from level_observations(run, facts)
     if healthy:
         yield from against_twins(run, healthy)
+        usual = {item.metric for twin in healthy for item in losses(twin)}
+        yield from (item for item in losses(run) if item.metric not in usual)
     else:
         yield from jumps(run)
         yield from losses(run)

@@ -137,6 +137,17 @@ def test_a_kl_that_runs_away_for_nothing_and_one_that_buys_reward() -> None:
     assert alarm(changed(run, actor__kl_loss=away), "actor/kl_loss") is None
 
 
+def test_what_a_run_loses_counts_beside_a_twin_too_unless_the_twin_loses_it() -> None:
+    """A twin whose KL is restless has wide margins: they must not hide a KL that is out of hand."""
+    flat = np.full(N, 0.5) + 0.02 * np.sin(np.arange(N))
+    away = changed(healthy(8), actor__kl_loss=np.geomspace(0.002, 3.0, N), critic__rewards__mean=flat)
+    restless = changed(healthy(9), actor__kl_loss=0.05 * 10 ** np.where(np.arange(N) // 8 % 2, 0.9, -0.9))
+    found = alarm(away, "actor/kl_loss", restless)
+    assert found is not None and found.rule == "kl_runaway"
+    alike = alarm(away, "actor/kl_loss", away)
+    assert alike is None
+
+
 def test_against_a_twin_a_steady_difference_shows() -> None:
     run, twin = healthy(9), healthy(10)
     worse = changed(run, critic__rewards__mean=run.values["critic/rewards/mean"] - 0.25)
