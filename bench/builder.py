@@ -40,7 +40,7 @@ def child(step: str, *arguments: object) -> dict[str, Any]:
 
 def peak() -> int:
     """Return this process's peak memory in bytes."""
-    from proxy.walk import peak_memory
+    from proxy.memory import peak_memory
 
     return peak_memory()
 

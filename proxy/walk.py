@@ -23,6 +23,7 @@ from proxy.checkpoint import Checkpoint
 from proxy.errors import BuildError, ProxyError
 from proxy.families import Layout, hidden_size
 from proxy.hidden import HiddenStates, Saved, Tallies
+from proxy.memory import give_back_large_blocks, peak_memory
 from proxy.rows import Rows, batch_tokens, batches
 from proxy.selection import Selection
 from proxy.stream import LoadErrors, Streamed
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
 
 Progress = Callable[[str], None]
 
+WIDE = 512
+"""Hidden size from which on weights are large enough for the allocator to matter."""
 EXPERT_VALUES = 1 << 21
 """Hidden values that an expert computes at a time."""
 
@@ -96,6 +99,8 @@ class Pass:
         self._last = max(layout.moe_layers)
         self._as_tuple = False
         width = hidden_size(checkpoint.config)
+        if width >= WIDE:
+            give_back_large_blocks()
         self._at_once = max(1, EXPERT_VALUES // max(width, 1))
         self.batches: list[_Batch] = []
         first = 0
@@ -431,16 +436,6 @@ class _Seen:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.seen(self.batch, *_arguments(args, kwargs))
-
-
-def peak_memory() -> int:
-    """Return the most memory that this process ever held, in bytes; 0 where the system does not say."""
-    try:
-        import resource
-        import sys
-    except ImportError:
-        return 0
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
 def _first(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

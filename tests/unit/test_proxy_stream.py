@@ -21,6 +21,7 @@ from proxy.errors import BuildError
 from proxy.families import understand
 from proxy.hidden import HiddenStates
 from proxy.manifest import checkpoint_hash
+from proxy.memory import give_back_large_blocks, peak_memory
 from proxy.rows import batch_tokens, batches
 from proxy.specs import BuildSpec
 from proxy.strategies import Request, strategy
@@ -291,3 +292,15 @@ def test_wide_models_run_fewer_tokens_together():
     rows = [[1] * 100 for _ in range(7)]
     assert [len(batch) for batch in batches(rows, 300)] == [3, 3, 1]
     assert [len(batch) for batch in batches(rows, 50)] == [1] * 7
+
+
+def test_freed_blocks_are_asked_back_for_wide_models_only(tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setattr("proxy.walk.give_back_large_blocks", lambda: asked.append(1))
+    walk(tiny.make_qwen(tmp_path / "narrow"))
+    assert asked == []
+    monkeypatch.setattr("proxy.walk.WIDE", 32)
+    walk(tiny.make_qwen(tmp_path / "wide"))
+    assert asked == [1]
+    give_back_large_blocks()
+    assert peak_memory() > 0
