@@ -71,7 +71,7 @@ def step_build(folder: Path, out: Path, keep: int, tokens: int) -> dict[str, Any
 
     torch.set_num_threads(1)
     config = open_checkpoint(folder).config
-    length = min(128, config["max_position_embeddings"])
+    length = min(128, tokens, config["max_position_embeddings"])
     began, cpu = time.monotonic(), time.process_time()
     stages: list[tuple[str, float]] = []
     build(
