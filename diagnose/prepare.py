@@ -405,8 +405,8 @@ def _last_run(path: Path, warnings: list[str]) -> Curves:
     try:
         log = read(path)
     except LogError as error:
-        mend = f"diagnose logs {path} shows what is in it" if path.exists() else "correct its path"
-        raise LogError(str(error), error.mend or mend, error.names) from error
+        mend = error.mend or f"diagnose logs {path} shows what is in it"
+        raise LogError(str(error), mend if path.exists() else "correct its path", error.names) from error
     if len(log.runs) > 1:
         warnings.append(f"{log.source} holds {len(log.runs)} runs; the last one is taken")
     return log.runs[-1].curves

@@ -26,8 +26,8 @@ def test_only_curves_that_exist_are_laid_over() -> None:
 
 def test_summary_says_which_side_of_the_healthy_band() -> None:
     words = summary(overlay(evidence(), "stale_weights", KL), "stale_weights", KL)
-    assert words.count("▲ up") == 2 and "proxy with stale_weights" in words
-    assert "▼ down" in summary(overlay(evidence(), "stale_weights", REWARD), "stale_weights", REWARD)
+    assert words.count("▲ above") == 2 and "proxy with stale_weights" in words
+    assert "▼ below" in summary(overlay(evidence(), "stale_weights", REWARD), "stale_weights", REWARD)
     assert summary({}, None, KL) == "KL to reference: no values yet."
 
 
@@ -37,7 +37,7 @@ def test_summary_compares_the_same_steps_of_a_run_under_way() -> None:
     words = summary(
         overlay(Evidence(proxy_healthy=(rising,), proxy_faulty={"f": (part,)}), "f", "m"), "f", "m"
     )
-    assert "at step 20" in words and "= same" in words
+    assert "at step 20" in words and "= within the healthy range" in words
 
 
 def test_summary_does_not_judge_a_few_steps() -> None:
