@@ -46,7 +46,7 @@ def undisturbed(done):
 
 
 def test_a_killed_viewer_changes_nothing(lab, undisturbed):
-    viewer = begin(lab)
+    viewer = begin(lab, FAKE_STEP_S="0.06")  # still at work when the next viewer comes
     viewer.kill()
     viewer.communicate()
     assert lab.folder.is_alive()

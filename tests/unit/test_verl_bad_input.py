@@ -119,9 +119,9 @@ def test_a_port_that_stays_taken_is_the_reason(tmp_path):
 
 def test_a_run_may_not_take_longer_than_allowed(tmp_path):
     begin = time.monotonic()
-    with pytest.raises(verl.RunFailed, match="longer than 1 s, at step 1"):
-        run(tmp_path, "step(1); time.sleep(300)", limit_s=1.0)
-    assert time.monotonic() - begin < 20
+    with pytest.raises(verl.RunFailed, match="longer than 5 s, at step 1"):
+        run(tmp_path, "step(1); time.sleep(300)", limit_s=5.0)
+    assert time.monotonic() - begin < 120
 
 
 def test_what_ray_wrote_is_kept_where_a_run_failed(tmp_path):
