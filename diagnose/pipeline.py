@@ -7,7 +7,6 @@ the key of the very run that is planned: same proxy, recipe, seed and fault.
 from __future__ import annotations
 
 import json
-import math
 import shutil
 import statistics
 import time
@@ -207,8 +206,6 @@ def _extra(
 PAUSE_POLL_S = 0.2
 LEAST_REPLAYS = 2
 """Replays with a fault that are run even where the budget is spent: the likeliest candidates."""
-BREADTH = 0.75
-"""Share of a budget that the first rung of a race may use: what it leaves is for the depth of those in front."""
 
 
 class Replays:
@@ -274,10 +271,10 @@ class Replays:
             elif missing:
                 gone = f", {len(plan[-1].stopped)} candidates stopped" if plan[-1].stopped else ""
                 self._log.append(NoteEvent(text=f"{plan[-1].name}: {len(missing)} more replays{gone}"))
-            breadth = race.eliminate and not history
-            self._run_all(missing, BREADTH if breadth else 1.0)
+            self._run_all(missing)
             self._keep(race, plan, over)
-            if self._left_out.intersection(run.id for run in new) and not breadth:
+            # Nobody gets another strength or seed while another candidate waits for its first replay.
+            if self._left_out.intersection(run.id for run in new):
                 break
             history.append(standings(self._session, self._folder, runs, self.failures))
         self._conclude(started)
@@ -285,7 +282,7 @@ class Replays:
     def carry_out(self, runs: Sequence[PlannedRun]) -> None:
         """Run what is missing of some runs, whatever they cost."""
         self._planned |= {run.id: run for run in runs}
-        self._run_all(deque(run for run in runs if not self._is_there(run)), math.inf)
+        self._run_all(deque(run for run in runs if not self._is_there(run)), whatever=True)
 
     def _keep(self, race: Race, plan: Sequence[Rung], over: bool) -> None:
         """Write down how far the race has come."""
@@ -309,7 +306,7 @@ class Replays:
         if not started:
             self._stage("skipped", f"{len(self._planned)} runs are there")
         elif left_out:
-            budget = f"{left_out} left out, the budget of {self._budget_s:g} s is spent"
+            budget = f"{left_out} left out, the budget of {round(self._budget_s, 1):g} s is spent"
             self._stage("done", f"{done} of {len(self._planned)} runs, {budget}")
         else:
             self._stage("done", f"{done} of {len(self._planned)} runs")
@@ -339,12 +336,12 @@ class Replays:
         self._tell(run, "queued")
         return False
 
-    def _run_all(self, missing: deque[PlannedRun], share: float) -> None:
-        """Run all of `missing` that a share of the budget allows; note what it did not."""
+    def _run_all(self, missing: deque[PlannedRun], *, whatever: bool = False) -> None:
+        """Run all of `missing` that the budget allows (or whatever it costs); note what it did not."""
         while missing or self._pool.outstanding:
             while missing and self._pool.free and not self._is_paused():
                 run = missing.popleft()
-                if run.planned is None or self._is_due() or self._fits(share):
+                if run.planned is None or whatever or self._is_due() or self._fits():
                     self._submit(run)
                 else:
                     self._left_out.add(run.id)
@@ -370,13 +367,13 @@ class Replays:
         candidates = sum(1 for run in self._taken_up if self._planned[run].planned is not None)
         return candidates < min(self._session.workers, LEAST_REPLAYS)
 
-    def _fits(self, share: float) -> bool:
-        """Whether a further replay is likely to end within a share of the budget."""
+    def _fits(self) -> bool:
+        """Whether a further replay is likely to end within the budget."""
         if not self._budget_s:
             return True
         spent = self._spent_before + time.monotonic() - self._begin
         expected = statistics.median(self._durations) if self._durations else 0.0
-        return spent + expected <= share * self._budget_s
+        return spent + expected <= self._budget_s
 
     def _submit(self, run: PlannedRun) -> None:
         home = self._home / run.id

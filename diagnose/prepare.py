@@ -53,6 +53,9 @@ ENGINES = tuple(CAPABILITIES)
 """Engines of this version."""
 EMBEDDED_BUDGET_S = 120.0
 """Seconds for a race on an embedded checkpoint where nobody says otherwise: the first answer comes in two minutes."""
+LOOK_ALIKES_OF = 3
+"""Of so many of the likeliest candidates the look-alikes race too, whatever their symptoms: no answer is specific
+without them."""
 
 
 @dataclass(frozen=True)
@@ -162,6 +165,9 @@ def prepare(playbook: str | Path, overrides: Overrides | None = None) -> Prepare
     wanted = resolve_candidates(chosen, cards, seen)
     if overrides.faults is not None:
         wanted = _only(wanted, overrides.faults)
+    elif book.candidates is None:
+        order = likeliest_first([cards[c.fault] for c in wanted], symptom, onset, faulty, healthy, facts)
+        wanted = (*wanted, *_look_alikes(order[:LOOK_ALIKES_OF], [c.fault for c in wanted]))
     asked = overrides.strengths or {}
     wanted = tuple(
         c.model_copy(update={"strength": asked[c.fault]}) if c.fault in asked else c for c in wanted
@@ -410,6 +416,17 @@ def _last_run(path: Path, warnings: list[str]) -> Curves:
     if len(log.runs) > 1:
         warnings.append(f"{log.source} holds {len(log.runs)} runs; the last one is taken")
     return log.runs[-1].curves
+
+
+def _look_alikes(likeliest: Sequence[str], wanted: Sequence[str]) -> tuple[CandidateSpec, ...]:
+    """Return candidates for the look-alikes that some faults' cards name, as far as they are not wanted already."""
+    cards = library()
+    named = dict.fromkeys(rival.fault for fault in likeliest for rival in cards[fault].rivals)
+    return tuple(
+        CandidateSpec.model_construct(fault=fault)
+        for fault in named
+        if fault not in wanted and fault in cards.cards
+    )
 
 
 def _only(wanted: Sequence[CandidateSpec], faults: Sequence[str]) -> tuple[CandidateSpec, ...]:

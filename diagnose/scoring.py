@@ -294,7 +294,7 @@ def rescore(folder: RunFolder) -> Result:
 def stored_cut(session: Session, folder: RunFolder) -> str:
     """Return why planned replays of a session are missing, as the end of a sentence."""
     if session.budget_s:
-        return f"the budget of {session.budget_s + folder.added_s():g} s was spent"
+        return f"the budget of {round(session.budget_s + folder.added_s(), 1):g} s was spent"
     return "the run was interrupted"
 
 

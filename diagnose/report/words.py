@@ -114,7 +114,7 @@ def _doubt(result: Result, first: Candidate | None) -> str:
     if first is not None and first.rivals:
         return f"this evidence cannot tell it from {titles(result, first.rivals)}"
     if first is not None and first.doubts:
-        return f"not as the only cause: {literal(first.doubts[0])}"
+        return f"not as the only cause: {'; '.join(literal(doubt) for doubt in first.doubts[:2])}"
     return "is not shown to be the only fault that does"
 
 

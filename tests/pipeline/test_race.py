@@ -109,6 +109,8 @@ def test_a_spent_budget_ends_the_race_and_stays_spent(tmp_path):
     answer = json.loads(out)
     assert len(answer["ranking"]) == 1  # one worker: the likeliest candidate is replayed whatever it costs
     assert all("budget of 0.1 s" in reason for reason in answer["not_tried"].values())
+    rungs = json.loads(lab.folder.race.read_text())["rungs"]
+    assert list(rungs) == ["breadth"]  # no strength or seed more while candidates wait for their first replay
     before = len(lab.started())
     _, again, _ = lab.run("run", "--resume", lab.out, "--json")
     assert same(json.loads(again)) == same(answer) and len(lab.started()) == before

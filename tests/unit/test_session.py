@@ -13,7 +13,7 @@ from diagnose.answer import exit_code
 from diagnose.curves import Curves
 from diagnose.errors import DiagnoseError, ExitCode, RunError
 from diagnose.lab import changed
-from diagnose.prepare import injection_step, visible_symptoms
+from diagnose.prepare import Overrides, injection_step, prepare, visible_symptoms
 from diagnose.result import Result, Score, Verdict
 from diagnose.run import Outputs
 from diagnose.score.onset import Onset
@@ -154,3 +154,15 @@ def test_recipe_settings_from_the_command_line():
     for wrong in ("speed=1", "lr=fast", "exact=perhaps", "steps"):
         with pytest.raises(DiagnoseError):
             changed(Recipe(), [wrong])
+
+
+def test_look_alikes_of_the_likeliest_race_whatever_their_symptoms():
+    prepared = prepare(Path("playbooks/reward_stalls.yaml"), Overrides())
+    session = prepared.session
+    faults = [item.fault for item in session.candidates]
+    named = {rival.fault for fault in faults[:3] for rival in CARDS[fault].rivals}
+    assert named and named <= {*faults, *session.not_tried}
+    strangers = [fault for fault in faults if session.symptom not in CARDS[fault].symptoms]
+    assert "stale_weights" in strangers and len(faults) == len(set(faults))
+    chosen = prepare(Path("playbooks/reward_stalls.yaml"), Overrides(faults=tuple(faults[:2])))
+    assert {item.fault for item in chosen.session.candidates} == set(faults[:2]), "nobody joins a choice"
