@@ -86,6 +86,7 @@ class DiagnoseApp(App[None]):
         self.backend = backend
         self.poll_s = poll_s
         self.watched: list[RunFolder] = []
+        self.budgets: dict[Path, float] = {}  # by playbook, where the user set one: screens come and go
         self._interrupted_at = -AGAIN_S
         self._run_dir = run_dir
         self._cards = cards

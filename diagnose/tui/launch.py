@@ -86,6 +86,7 @@ class SessionBackend:
                 session.engine,
                 cards,
                 {item.fault: item.reasons for item in answer.candidates},
+                {item.fault: item.ruled_out for item in answer.ruled_out},
                 overruled=symptom is not None,
             ),
             seeds=len(session.seeds),
@@ -259,6 +260,7 @@ def _choices(
     engine: str,
     cards: Library,
     reasons: Mapping[str, tuple[str, ...]],
+    ruled_out: Mapping[str, str],
     *,
     overruled: bool,
 ) -> tuple[Choice, ...]:
@@ -288,6 +290,7 @@ def _choices(
             selected=fault in marked,
             refused=refused.get(fault) or refusal(engine, cards[fault]),
             mechanism=_mechanism(cards[fault]),
+            ruled_out=ruled_out.get(fault, ""),
         )
         for fault in faults
     )

@@ -88,6 +88,7 @@ class Choice:
         selected: Whether the playbook would replay it.
         refused: Why it cannot be replayed, "" when it can.
         mechanism: What the fault is.
+        ruled_out: Why the log or its setting rules it out, "" where neither does.
     """
 
     fault: str
@@ -99,6 +100,7 @@ class Choice:
     selected: bool = True
     refused: str = ""
     mechanism: str = ""
+    ruled_out: str = ""
 
 
 @dataclass(frozen=True)

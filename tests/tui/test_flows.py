@@ -28,6 +28,7 @@ from diagnose.tui.screens.incident import IncidentScreen, PasteScreen
 from diagnose.tui.screens.run import RunScreen
 from diagnose.tui.screens.symptom import SymptomScreen
 from diagnose.tui.screens.verdict import VerdictPane
+from taxonomy.symptoms import SYMPTOMS
 from tests.fixtures.results import HOSTILE, hostile, kl_spike, with_verdict
 from tests.tui.synthetic import CARDS, FAULTS, STEPS, FakeBackend, Script, play
 
@@ -395,6 +396,19 @@ async def test_strength_budget_and_filter_of_the_candidates(backend: FakeBackend
         await until(pilot, lambda: "× 2" in screen_text(app), "strength")
         await pilot.press("b", *["backspace"] * 3, *"60", "enter")
         await until(pilot, lambda: "at most 1 min" in text(app, "#cost"), "budget")
+        await pilot.press("b", "backspace", "backspace", *"-1", "enter")
+        await until(pilot, lambda: "0 for no limit, or a number" in screen_text(app), "what is wanted")
+        await pilot.press("backspace", "backspace", *"0.0", "enter")
+        await until(pilot, lambda: "no time limit" in text(app, "#cost"), "what the hint says")
+        await pilot.press("b", "backspace", *"60", "enter")
+        await until(pilot, lambda: "at most 1 min" in text(app, "#cost"), "budget")
+        await pilot.press("escape")
+        await until(pilot, lambda: table.row_count == 4, "all of them again")
+        await pilot.press("escape")
+        await until(pilot, lambda: isinstance(app.screen, SymptomScreen), "back")
+        await pilot.press("c")
+        await until(pilot, lambda: "at most 1 min" in text(app, "#cost"), "the budget is still there")
+        await pilot.press("end", "up", "t", "backspace", "2", "enter")
         await pilot.press("r")
         await until(pilot, lambda: bool(backend.started))
         order = backend.started[0][1]
@@ -620,3 +634,41 @@ def test_the_tui_never_imports_torch() -> None:
 def test_the_first_screen_needs_neither_numpy_nor_the_plot_widget() -> None:
     code = "import sys, diagnose.tui.app; sys.exit(bool({'numpy', 'textual_plot'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize("size", SIZES)
+async def test_a_marked_candidate_that_the_log_rules_out_says_so(
+    backend: FakeBackend, monkeypatch: pytest.MonkeyPatch, size: tuple[int, int]
+) -> None:
+    plan = backend.plan(Path("kl_spike.yaml"))
+    first, *rest = plan.choices
+    out = replace(first, ruled_out="the weights were equal at every step")
+    monkeypatch.setattr(backend, "plan", lambda *_: replace(plan, choices=(out, *rest)))
+    app = app_for(backend)
+    async with app.run_test(size=size) as pilot:
+        await to_candidates(pilot)
+        said = "uled out by the log or its setting: the weights were equal at every step"
+        await until(pilot, lambda: said in text(app, "#detail").replace("\n", " "), "told below the table")
+        rows = app.screen.query_one("#faults", DataTable)
+        assert str(rows.get_cell(first.fault, "mark")) == "[x]"
+        if size[0] == 200:
+            assert str(rows.get_cell(first.fault, "why")).startswith("ruled out by the log")
+            assert not str(rows.get_cell(rest[0].fault, "why")).startswith("ruled out")
+
+
+async def test_a_symptom_too_long_for_its_pane_ends_in_an_ellipsis(
+    backend: FakeBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    last = SYMPTOMS[-1]
+    long = replace(last, title=f"{last.title} {'and so on ' * 20}")
+    monkeypatch.setattr("diagnose.tui.screens.symptom.SYMPTOMS", (*SYMPTOMS[:-1], long))
+    app = app_for(backend)
+    async with app.run_test(size=(200, 50)) as pilot:
+        await to_symptom(pilot)
+        for width in (200, 90):
+            await pilot.resize_terminal(width, 50)
+            await pilot.pause(0.2)
+            line = next(line for line in screen_text(app).splitlines() if last.title in line)
+            assert "…" in line[: line.index("┃", 2)], line
+            whole = next(s.title for s in SYMPTOMS if s.id == "kl_divergence_increase")
+            assert f"{whole} " in screen_text(app)

@@ -16,6 +16,7 @@ from textual.screen import ModalScreen
 from textual.widgets import Input, OptionList
 
 from diagnose.events import RunEvent, SessionEvent, StageEvent
+from diagnose.result import Direction, ProbeResult
 from diagnose.scoring import MANIFEST
 from diagnose.tui.screens.candidates import CandidatesScreen
 from diagnose.tui.screens.dialogs import AskScreen, ConfirmScreen, FilterScreen
@@ -219,12 +220,14 @@ async def test_what_is_tried_beside_the_verdict_leaves_it_in_view(
         await until(pilot, lambda: "0 of 2 fix runs" in text(app, "#status"), "the new runs")
         await until(pilot, lambda: "a runner is at work again" in screen_text(app), "said at the verdict")
         shown = screen_text(app)
+        assert "From before the extension" in shown and "3 Verdict of before" in shown
         assert "Reproduced and specific" in shown
         assert "fix lower_lr: stale_weights" in shown
         assert f"replay 4/{len(FAULTS) + 1}" in text(app, "#stages")  # and no replay more than before
         again = replace(kl_spike(), wall_s=99.0)
         script.verdict(again)
         await until(pilot, lambda: "at work again" not in screen_text(app), "the end")
+        assert "of before" not in screen_text(app)
 
 
 async def test_candidates_and_run_count_the_same_runs(backend: FakeBackend) -> None:
@@ -258,3 +261,39 @@ async def test_help_explains_the_signs(backend: FakeBackend) -> None:
             shown = screen_text(app)
             assert all(sign in shown and meaning in shown for sign, meaning in signs.items())
             await pilot.press("escape", "escape")
+
+
+async def test_help_says_what_the_numbers_of_the_verdict_mean(backend: FakeBackend, tmp_path: Path) -> None:
+    play(Script(tmp_path / "old"))
+    app = app_for(backend, tmp_path / "old")
+    async with app.run_test(size=(120, 70)) as pilot:
+        await finished(pilot)
+        headings = {
+            str(column.label) for column in app.screen.query_one("#ranking", RowTable).ordered_columns
+        }
+        assert {"distance", "agrees", "proof"} <= headings & set(RunScreen.SIGNS)
+        await pilot.press("question_mark")
+        await pilot.pause()
+        box = app.screen.query_one(".dialog").region
+        lines = screen_text(app).splitlines()[box.y : box.bottom]
+        shown = " ".join(" ".join(line[box.x + 1 : box.right - 1] for line in lines).split())
+        assert "reproduced, but not shown to be the only cause" in shown and "so do others" not in shown
+        assert "in units of healthy noise: 0 is the same" in shown
+        assert RunScreen.SIGNS["proof"].split("; ")[0] in shown
+
+
+async def test_look_alikes_that_were_probed_are_not_offered_again(
+    backend: FakeBackend, tmp_path: Path
+) -> None:
+    first, *rest = kl_spike().score.ranking
+    score = replace(kl_spike().score, ranking=(replace(first, rivals=(rest[0].fault,)), *rest))
+    still, unset = Direction.UNDETERMINED, float("nan")
+    pair = (first.fault, rest[0].fault)
+    probe = ProbeResult("greedy", "Greedy", {}, 20, pair, "", (still, still), (unset,) * 3, 0.0, "")
+    for name, probes, offered in (("new", (), True), ("probed", (probe,), False)):
+        play(Script(tmp_path / name), replace(kl_spike(), score=score, probes=probes))
+        app = app_for(backend, tmp_path / name)
+        async with app.run_test() as pilot:
+            await finished(pilot)
+            await until(pilot, lambda: "f" in app.screen.active_bindings, "remedies offered")  # noqa: B023
+            assert ("d" in app.screen.active_bindings) is offered

@@ -19,6 +19,7 @@ from taxonomy.symptoms import SYMPTOM_BY_ID
 
 MAX_SEEDS = 20
 MAX_STRENGTH = 1e6
+MAX_BUDGET_S = 1e7
 
 
 class CandidatesScreen(BaseScreen):
@@ -36,7 +37,14 @@ class CandidatesScreen(BaseScreen):
         Binding("k", "seeds", "Seeds", tooltip="Change the number of seeds", id="seeds"),
         Binding("b", "budget", "Budget", tooltip="Change the time that replays may take", id="budget"),
         Binding("r", "start", "Run", tooltip="Build the proxy and replay the marked faults", id="start"),
-        Binding("escape", "back", "Back", key_display="esc", tooltip="Back to the symptoms", id="back"),
+        Binding(
+            "escape",
+            "back",
+            "Back",
+            key_display="esc",
+            tooltip="Back to all faults, then to the symptoms",
+            id="back",
+        ),
     ]
 
     def __init__(self, plan: Plan) -> None:
@@ -74,6 +82,7 @@ class CandidatesScreen(BaseScreen):
 
     def on_mount(self) -> None:
         """Fill the table."""
+        self._budget_s = self.diagnose.budgets.get(self._plan.path, self._plan.budget_s)
         self._fill()
         if not self._plan.choices:
             self.query_one(Message).say(
@@ -108,7 +117,7 @@ class CandidatesScreen(BaseScreen):
 
     def _cells(self, choice: Choice) -> dict[str, Text]:
         mark = "✘" if choice.refused else "[x]" if choice.fault in self._marked else "[ ]"
-        why = f"cannot be replayed: {choice.refused}" if choice.refused else choice.why or choice.mechanism
+        why = _against(choice) or choice.why or choice.mechanism
         changed = choice.fault in self._strengths
         runs = 1 if self._plan.race else self._seeds
         cost = "–" if choice.refused else f"{runs} run{'s' if runs > 1 else ''}"
@@ -143,7 +152,8 @@ class CandidatesScreen(BaseScreen):
         """Tell more about the fault under the cursor."""
         choice = self._current()
         if choice is not None:
-            refused = f"Cannot be replayed: {choice.refused}" if choice.refused else ""
+            against = _against(choice)
+            against = against[:1].upper() + against[1:]
             apart = f"Told apart by: {metric_title(choice.metric)}" if choice.metric else ""
             # What a narrow terminal has no room for is in the card.
             more = (
@@ -151,7 +161,7 @@ class CandidatesScreen(BaseScreen):
                 if self.app.size.width >= WIDE
                 else "i shows what it is, its look-alikes and the fix."
             )
-            self.query_one(Message).say(choice.title, "head", refused, apart, choice.why, more)
+            self.query_one(Message).say(choice.title, "head", against, apart, choice.why, more)
 
     def on_data_table_row_selected(self, _: DataTable.RowSelected) -> None:
         """Enter marks too."""
@@ -241,19 +251,22 @@ class CandidatesScreen(BaseScreen):
                 "Seconds that the replays may take",
                 number(self._budget_s),
                 "0: no limit; what does not fit is listed as not tried",
-                lambda value: "" if value == "0" else number_between(value, 0.0, 1e7),
+                _budget_problem,
             ),
             self._budgeted,
         )
 
     def _budgeted(self, value: str | None) -> None:
         if value is not None:
-            self._budget_s = float(value)
+            self._budget_s = self.diagnose.budgets[self._plan.path] = float(value)
             self._count()
 
     def action_back(self) -> None:
-        """Back to the symptoms."""
-        self.app.pop_screen()
+        """Back to all candidates where a filter hides some, else to the symptoms."""
+        if self._filter:
+            self._filtered("")
+        else:
+            self.app.pop_screen()
 
     def action_start(self) -> None:
         """Start, after the playbook's commands were shown and allowed."""
@@ -291,3 +304,19 @@ class CandidatesScreen(BaseScreen):
 def _seeds_problem(value: str) -> str:
     fits = value.isdecimal() and 1 <= int(value) <= MAX_SEEDS
     return "" if fits else f"a whole number from 1 to {MAX_SEEDS} is wanted, not {value!r}"
+
+
+def _budget_problem(value: str) -> str:
+    try:
+        fits = 0 <= float(value) <= MAX_BUDGET_S
+    except ValueError:
+        fits = False
+    wanted = f"0 for no limit, or a number of seconds up to {number(MAX_BUDGET_S)}, is wanted"
+    return "" if fits else f"{wanted}, not {value!r}"
+
+
+def _against(choice: Choice) -> str:
+    """Return what speaks against replaying a fault, "" for nothing."""
+    if choice.refused:
+        return f"cannot be replayed: {choice.refused}"
+    return f"ruled out by the log or its setting: {choice.ruled_out}" if choice.ruled_out else ""

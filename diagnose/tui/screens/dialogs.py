@@ -58,7 +58,7 @@ class HelpScreen(ModalScreen[None]):
                 signs = Table.grid(padding=(0, 2, 0, 0))
                 for sign, meaning in self._signs.items():
                     signs.add_row(Text(sign, "bold"), Text(meaning))
-                yield Static(Text("\nSigns", "bold"))
+                yield Static(Text("\nSigns and words", "bold"))
                 yield Static(signs)
             yield Static(extra)
         yield KeyBar()

@@ -21,6 +21,7 @@ from diagnose.report.junit import to_junit
 from diagnose.report.proxy import proxy_view
 from diagnose.report.text import literal, number, seconds
 from diagnose.report.words import best, metric_title, replay_name
+from diagnose.result import Candidate
 from diagnose.scoring import MANIFEST
 from diagnose.store import read_json, write_text
 from diagnose.tui.chart import OverlayChart, drawn_curves
@@ -63,8 +64,15 @@ class RunScreen(BaseScreen):
         "○ ●": "original, healthy and faulty",
         "□ ■": "proxy, healthy and faulty",
         "│": "between the two lines the incident began",
-        "✔ ≈ ~ ✘": "reproduced; so do others; only partly; not reproduced",
+        "✔ ≈": "reproduced; reproduced, but not shown to be the only cause",
+        "~ ✘": "only partly; not reproduced",
         "? ! ○": "inconclusive; not injected; no fault",
+        "distance": "how far the replay's effects are from the incident's, in units of healthy noise: 0 is the same; "
+        "a row that an exact metric denies comes last, however near",
+        "agrees": "how much of what moved in the incident moved the same way in the replay; "
+        "below 0: more of it went the other way",
+        "proof": "seen: the fault left its own trace in the replay, so it did take place; "
+        "injection says the same with the trace as measured",
         "▲ ▼ =": "above, below and within what healthy runs show",
     }
     BINDINGS = [  # noqa: RUF012
@@ -207,7 +215,7 @@ class RunScreen(BaseScreen):
         view = self._snapshot.view
         if self._snapshot.result is not None:
             if self._snapshot.alive:
-                return "The verdict so far: a runner is at work again and will bring it up to date."
+                return "From before the extension: a runner is at work again and will bring this up to date."
             if view.end in ("failed", "interrupted"):
                 return f"The verdict of before: the run was {view.end} since, and may still change it."
             return ""
@@ -460,8 +468,18 @@ class RunScreen(BaseScreen):
         first = best(snapshot.result) if snapshot.result is not None and not snapshot.alive else None
         if first is None:
             return False
+        if wish == "probe":
+            return bool(first.rivals) and not self._probed(first)
         card = self.diagnose.cards.cards.get(first.fault)
-        return bool(first.rivals) if wish == "probe" else card is not None and bool(card.remedies)
+        return card is not None and bool(card.remedies)
+
+    def _probed(self, first: Candidate) -> bool:
+        """Whether the verdict has the probes of all look-alikes that would be probed."""
+        from diagnose.probes import MOST_RIVALS
+
+        result = self._snapshot.result
+        probed = {fault for probe in result.probes for fault in probe.faults} if result is not None else set()
+        return probed >= {first.fault, *first.rivals[:MOST_RIVALS]}
 
     def action_wish(self, wish: str) -> None:
         """Say what it costs to have something tried beside the verdict, and ask."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from rich.style import Style
 from rich.text import Text
 from textual.app import ComposeResult
 from textual.binding import Binding
@@ -22,6 +23,21 @@ from taxonomy.observations import QUANTITY
 from taxonomy.symptoms import SYMPTOM_BY_ID, SYMPTOMS, Symptom
 
 _PANES = Binding.Group("Panes", compact=True)
+
+
+class SymptomTree(Tree[Category | Symptom]):
+    """A tree that says where a label goes on: the text below has it whole."""
+
+    def render_label(self, node: TreeNode[Category | Symptom], base_style: Style, style: Style) -> Text:
+        """Return the label, its end replaced by an ellipsis where the tree is too narrow."""
+        label = super().render_label(node, base_style, style)
+        depth, above = 0, node.parent
+        while above is not None and (self.show_root or above is not self.root):
+            depth, above = depth + 1, above.parent
+        room = self.scrollable_content_region.width - depth * self.guide_depth
+        if room > 0:  # laid out
+            label.truncate(room, overflow="ellipsis")
+        return label
 
 
 class SymptomScreen(BaseScreen):
@@ -71,7 +87,7 @@ class SymptomScreen(BaseScreen):
             with Vertical(id="tree", classes="panel pane") as box:
                 box.border_title = "1 What is wrong, and since which step"
                 box.border_subtitle = "● in force  ◆ in the log too  ◇ akin to it"
-                yield Tree("symptoms", id="symptoms")
+                yield SymptomTree("symptoms", id="symptoms")
             with Vertical(id="curve", classes="panel pane") as box:
                 box.border_title = "2 Curve"
                 yield OverlayChart()
