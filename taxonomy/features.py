@@ -52,8 +52,17 @@ def observe(
         known = best.get(item.metric)
         if known is None or _priority(item) > _priority(known):
             best[item.metric] = item
-    if not healthy:
+    doubted = {item.metric for item in found if item.doubt or item.direction != "none"}
+    if healthy:  # the healthy runs decide what is healthy here; what can't be compared with them stays open
+        compared = {item.metric for item in found if item.rule == "twin"}
+        doubted |= {
+            name for name in best if name not in compared and all(name in twin.values for twin in healthy)
+        }
+    else:
         _revise_reward(best, runs)
+    best = {
+        name: replace(item, doubt=item.direction == "none" and name in doubted) for name, item in best.items()
+    }
     return tuple(sorted(best.values(), key=lambda item: (not item.alarm, _start(item))))
 
 
@@ -127,7 +136,11 @@ def _unclear(run: Log) -> Iterator[Observation]:
 
 
 def _ordinary(run: Log) -> Iterator[Observation]:
-    """Yield what is as it should be, as far as a log without a twin can say so: evidence against many faults."""
+    """Yield what is as it should be, as far as a log without a twin can say so: evidence against many faults.
+
+    It rules none of them out: how large this recipe's gradient norm, KL or truncated share is when healthy, only a
+    healthy run of it can tell.
+    """
     improves = rises(run)
     steps, reward = finite(run, "critic/rewards/mean")
     if improves is not None and len(reward) >= 16:
@@ -153,7 +166,13 @@ def _ordinary(run: Log) -> Iterator[Observation]:
         )
         if spread <= max(limit, METRIC_BY_NAME[name].floor) and level != 0 and not unusual:
             yield Observation(
-                name, "none", value=level, evidence=f"stays near {level:.3g}", alarm=False, rule="ordinary"
+                name,
+                "none",
+                value=level,
+                evidence=f"stays near {level:.3g}",
+                alarm=False,
+                rule="ordinary",
+                doubt=True,
             )
     _, kl = finite(run, "actor/kl_loss")
     if len(kl) >= 8 and 0 < median(late(kl)) < 0.5:
@@ -164,4 +183,5 @@ def _ordinary(run: Log) -> Iterator[Observation]:
             evidence=f"{median(late(kl)):.3g}, neither 0 nor out of hand",
             alarm=False,
             rule="ordinary",
+            doubt=True,
         )

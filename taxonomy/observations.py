@@ -104,6 +104,8 @@ class Observation:
         alarm: Whether it is a symptom by itself. What is no alarm still weighs in the ranking of faults.
         exact: Whether it is a fact (a NaN, an exact zero) that one value proves, and no estimate.
         rule: Name of the rule that found it, "" where a person said so.
+        doubt: Whether "none" means no more than that nothing was found. It then counts against what would move the
+            metric, and rules nothing out.
     """
 
     metric: str
@@ -117,6 +119,7 @@ class Observation:
     alarm: bool = True
     exact: bool = False
     rule: str = ""
+    doubt: bool = False
 
     @property
     def quantity(self) -> str:

@@ -10,7 +10,7 @@ first update is not a missing weight sync), not fitted to any incident:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from taxonomy.clues import NO_CLUES, Clues, Sign, all_clues
@@ -60,6 +60,14 @@ CHECK = 1.5
 PRESUPPOSED = 0.25
 DIRECT = {"late_gap", "first_ratio", "lag", "weights"}
 """Quantities that show one kind of gap by itself. Averaged over all tokens, the same gap may be within the usual."""
+KINDRED = {
+    "kl": {"step"},
+    "grad": {"loss"},
+    "truncation": {"length"},
+    "load": {"routes", "flips"},
+    "routes": {"load", "flips"},
+}
+"""Quantities of one subject: while the one is out of order, nobody can be sure by a log that the other is in order."""
 TIE = 0.5
 """Candidates this close to the first can't be told apart."""
 LEAST = 0.75
@@ -166,13 +174,14 @@ def rank(
     cards = library() if cards is None else cards
     clues = all_clues() if clues is None else clues
     seen = _by_quantity(observations)
+    sure = {quantity for quantity in seen if _surely_healthy(quantity, observations)}
     found = []
     expectations = {}
     for card in cards.cards.values():
         clue = clues.get(card.id, NO_CLUES)
         expected = expectations[card.id] = expected_signs(card, clue)
         tally = _Tally()
-        _weigh_observations(tally, seen, expected, clue)
+        _weigh_observations(tally, seen, sure, expected, clue)
         _weigh_facts(tally, known, clue)
         if known.get(f"changed:{card.id}"):
             tally.add(FACT, "the configuration differs from the good one in what it takes")
@@ -232,8 +241,26 @@ def moved(item: Observation) -> bool:
     return item.direction not in _STILL
 
 
+def _surely_healthy(quantity: str, observations: Sequence[Observation]) -> bool:
+    """Whether a quantity is known to be as in a healthy run, well enough to rule a fault out.
+
+    A person's word is. A log's is where every metric of the quantity is in order beyond doubt and nothing kindred is a
+    symptom; else what should have moved it only loses points.
+    """
+    mine = [item for item in observations if item.quantity == quantity]
+    if any(moved(item) or item.doubt for item in mine) or all(item.rule == UNCLEAR for item in mine):
+        return False
+    told = all(item.rule == "" for item in mine)
+    kindred = KINDRED.get(quantity, set())
+    return told or not any(item.alarm and moved(item) and item.quantity in kindred for item in observations)
+
+
 def _weigh_observations(
-    tally: _Tally, seen: Mapping[str, Observation], expected: Mapping[str, Sign], clue: Clues
+    tally: _Tally,
+    seen: Mapping[str, Observation],
+    sure: Collection[str],
+    expected: Mapping[str, Sign],
+    clue: Clues,
 ) -> None:
     for quantity, item in seen.items():
         title = METRIC_BY_NAME[item.metric].title
@@ -243,7 +270,7 @@ def _weigh_observations(
         if not moved(item):
             clear = item.rule != UNCLEAR
             factor = 1.0 if clear else 0.5
-            if quantity in clue.requires and clear and not _shown_directly(seen, expected):
+            if quantity in clue.requires and quantity in sure and not _shown_directly(seen, expected):
                 why = f"{title} is as in a healthy run, and this fault moves it"
                 tally.ruled_out = tally.ruled_out or why
             elif sign is not None and sign.is_ == "none":

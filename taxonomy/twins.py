@@ -13,7 +13,7 @@ import numpy as np
 from taxonomy.changes import DEFAULT, Margins, block_medians, block_noise, transformed
 from taxonomy.levels import GAP_LIMITS, Array, Log, finite, median
 from taxonomy.metrics import METRICS, Metric
-from taxonomy.observations import QUANTITY, Observation
+from taxonomy.observations import QUANTITY, UNCLEAR, Observation
 
 
 def against_twins(log: Log, healthy: Sequence[Log], margins: Margins = DEFAULT) -> list[Observation]:
@@ -73,18 +73,20 @@ def _compared(
     )
     said = f"{raw_log:.3g} against {raw_healthy:.3g} in the healthy run"
     if abs(peak) <= margins.twin:
-        return (
-            Observation(
-                metric.name,
-                "none",
-                value=raw_log,
-                healthy=raw_healthy,
-                evidence=f"{said}: no difference beyond the noise",
-                alarm=False,
-                rule="twin",
-            )
-            if abs(peak) < margins.twin_still
-            else None
+        still = abs(peak) < margins.twin_still
+        within_noise = "no difference beyond the noise"
+        short = f"a difference, too small to be sure of ({abs(peak):.1f} noise units)"
+        return Observation(
+            metric.name,
+            "none",
+            value=raw_log,
+            healthy=raw_healthy,
+            evidence=f"{said}: {within_noise if still else short}",
+            alarm=False,
+            rule="twin" if still else UNCLEAR,
+            doubt=not still
+            or not _as_healthy(x_B, x_KB, floor)
+            or _stands_out(*(_points(metric, run, edges, digit) for run in (log, *healthy)), least=floor),
         )
     beyond_B = np.sign(peak) * z_B > max(margins.twin / 2, abs(peak) * 0.25)
     onset = next(
@@ -105,6 +107,45 @@ def _compared(
         alarm=not better,
         rule="twin",
     )
+
+
+def _as_healthy(x_B: Array, x_KB: Array, floor: float) -> bool:
+    """Whether the level is what the healthy runs' is, in the early and in the late half.
+
+    Stricter than "no symptom", for what rests on it: the half's median has to lie between those of the healthy runs, or
+    as near to them as it can be told. That is one standard error of the median of n blocks, 1.25·s/√n, of a difference
+    to K runs; s is what neighbouring blocks of a healthy run differ by, not inflated.
+
+    Args:
+        x_B: Block medians of the run, in the metric's own transform.
+        x_KB: Those of the healthy runs.
+        floor: Difference that means nothing, in the same units.
+    """
+    noise = math.sqrt(float(np.mean([block_noise(row_B) ** 2 for row_B in x_KB])))
+    for half in np.array_split(np.arange(len(x_B)), 2):
+        mine, theirs = x_B[half], x_KB[:, half]
+        mine = mine[np.isfinite(mine)]
+        levels = np.array([median(row[np.isfinite(row)]) for row in theirs])
+        if not len(mine) or not np.isfinite(levels).all():
+            return False
+        error = 1.2533 * noise / math.sqrt(len(mine)) * math.sqrt(1 + 1 / len(x_KB))
+        reach = max(error, floor)
+        if not levels.min() - reach <= median(mine) <= levels.max() + reach:
+            return False
+    return True
+
+
+def _points(metric: Metric, run: Log, edges: Array, digit: float) -> Array:
+    """Return the single values of a run over the steps compared, in the metric's own transform."""
+    steps, values = finite(run, metric.name)
+    return transformed(metric, values[(steps > edges[0]) & (steps <= edges[-1])], digit)
+
+
+def _stands_out(mine: Array, *theirs: Array, least: float) -> bool:
+    """Whether single steps stand out, which no median shows: beyond the healthy runs' range by half of it."""
+    low, high = min(float(x.min()) for x in theirs), max(float(x.max()) for x in theirs)
+    reach = max((high - low) / 2, least)
+    return bool(mine.min() < low - reach or mine.max() > high + reach)
 
 
 def _twin_onset(log: Log, healthy: Sequence[Log], metric: Metric, z_B: Array, onset: int) -> str:

@@ -84,7 +84,10 @@ def test_json_contract(bad: Path, good: Path, capsys: pytest.CaptureFixture[str]
         assert set(first) == {"fault", "category", "score", "tied", "reasons", "missing_metrics"}
         assert first["category"] != "optimization"
         assert data["now"]["keep"] and data["now"]["act"] and data["now"]["look"]
-        assert any(item["fault"] == "kl_sign_flipped" for item in data["ruled_out"])
+        ruled_out = {item["fault"] for item in data["ruled_out"]}
+        assert ("kl_sign_flipped" in ruled_out) == ("--healthy" in words), (
+            "what is healthy a healthy run tells"
+        )
 
 
 def test_exit_codes(bad: Path, good: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
