@@ -44,8 +44,9 @@ def run_jobs(jobs: Iterable[Job], workers: int | None, terminal: Terminal) -> di
             match event:
                 case Note():
                     terminal.say(event.text)
-                case Step() if event.step % 20 == 0:
-                    terminal.say(f"{event.id}: step {event.step}/{event.steps}", level=1)
+                case Step() if event.step == 1 or event.step % max(event.steps // 4, 1) == 0:
+                    # One run alone would otherwise be silent for minutes.
+                    terminal.say(f"{event.id}: step {event.step}/{event.steps}", level=int(len(queue) > 1))
                 case Done():
                     results[event.id] = event.result
                     if len(queue) > 1:

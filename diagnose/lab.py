@@ -141,6 +141,7 @@ def record(order: Recording, terminal: Terminal) -> dict[str, Any]:
     order.out.parent.mkdir(parents=True, exist_ok=True)
     home = Path(mkdtemp(prefix="diagnose-record-", dir=shared))
     kept = False
+    terminal.say(f"recording {order.recipe.steps} steps with the {order.engine.name} engine")
     try:
         run_all({"record": spec}, home, 1, terminal)
         order.out.write_text(without_settings((home / "record" / "metrics.jsonl").read_text()))
