@@ -21,7 +21,7 @@ LAUNCH = Launch(
     environment=(("NCCL_DEBUG", "INFO"), ("VERL_USE_EXTERNAL_MODULES", "my_recipe")),
     platform="cuda",
     accelerators=8,
-    directory="/work/project",
+    directory="/data/project",
     strategy="fsdp2",
     rollout="vllm",
 )
