@@ -12,8 +12,9 @@ from diagnose import located
 from diagnose.errors import DiagnoseError
 from diagnose.jobs import cores
 from proxy.embedded import PREFIX, resolve
-from proxy.engines import platforms, verl_config, verl_job, verl_plan
+from proxy.engines import platforms, verl_config, verl_job
 from proxy.engines.verl_env import find_python
+from proxy.families import get_key
 from proxy.plan import make_plan
 from proxy.specs import EngineSpec, FaultSpec, Recipe, RunSpec
 
@@ -144,7 +145,7 @@ def for_recording(
     if not checkpoint:
         python = find_python(engine.python)
         config = verl_config.composed(python, wish.parsed(), wish.directory)[1]
-        checkpoint = str(verl_plan.select(config, verl_config.MODEL_PATH) or "")
+        checkpoint = str(get_key(config, verl_config.MODEL_PATH) or "")
     folder = resolve(checkpoint)
     spec = replace(engine.engine_spec(), python=str(find_python(engine.python)))
     own = own_verl(engine, spec, Path.cwd(), folder, None, steps or Recipe().steps)

@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -163,29 +163,28 @@ def prepare(playbook: str | Path, overrides: Overrides | None = None) -> Prepare
         warnings.append(f"symptoms in the log: {', '.join(seen) or 'none, so every fault is a candidate'}")
     chosen = book if overrides.symptom is None else book.model_copy(update={"symptom": overrides.symptom})
     wanted = resolve_candidates(chosen, cards, seen)
+    race = book.candidates is None
+    order = race_order(symptom, onset, faulty, healthy, facts) if race else None
     if overrides.faults is not None:
         wanted = _only(wanted, overrides.faults)
-    elif book.candidates is None:
-        order = likeliest_first([cards[c.fault] for c in wanted], symptom, onset, faulty, healthy, facts)
-        wanted = (*wanted, *_look_alikes(order[:LOOK_ALIKES_OF], [c.fault for c in wanted]))
+    elif order is not None:
+        named = [c.fault for c in wanted]
+        wanted = (*wanted, *_look_alikes(order([cards[fault] for fault in named])[:LOOK_ALIKES_OF], named))
     asked = overrides.strengths or {}
     wanted = tuple(
         c.model_copy(update={"strength": asked[c.fault]}) if c.fault in asked else c for c in wanted
     )
     refused = {c.fault: why for c in wanted if (why := refusal(engine, cards[c.fault]))}
-    if book.candidates is None and overrides.faults is None:
+    if race and overrides.faults is None:
         refused = impossible([c.fault for c in wanted], faulty, facts) | refused
-    race = book.candidates is None
     candidates = tuple(
         _planned(c, inject, fit=race and c.fault not in asked) for c in wanted if c.fault not in refused
     )
     if own is not None:
         refused |= refused_by_verl(spec, recipe, candidates)
         candidates = tuple(c for c in candidates if c.fault not in refused)
-    if race:
-        likeliest = likeliest_first(
-            [cards[c.fault] for c in candidates], symptom, onset, faulty, healthy, facts
-        )
+    if order is not None:
+        likeliest = order([cards[c.fault] for c in candidates])
         candidates = tuple(sorted(candidates, key=lambda c: likeliest.index(c.fault)))
     if not candidates:
         why = f": {next(iter(refused.values()))}" if refused else f" for the symptom {symptom}"
@@ -362,15 +361,14 @@ def movements(
     return found
 
 
-def likeliest_first(
-    cards: Sequence[FaultCard],
+def race_order(
     symptom: str,
     onset: Onset | None,
     faulty: Sequence[Curves],
     healthy: Sequence[Curves],
     facts: Facts,
-) -> list[str]:
-    """Return fault ids in the order in which they are to race: by the sum of two ranks.
+) -> Callable[[Sequence[FaultCard]], list[str]]:
+    """Return what puts cards into the order in which their faults are to race, as ids: by the sum of two ranks.
 
     One is the triage's, whose rules come from incidents on many systems, the other (`prior`) asks only how far the
     log meets the card. On recorded incidents of the embedded model the sum does better than either.
@@ -379,8 +377,14 @@ def likeliest_first(
 
     triage = [item.fault for item in rank_faults(faulty, healthy, facts)]
     changes = movements(onset, faulty, healthy)
-    fit = [card.id for card in sorted(cards, key=lambda c: prior(c, symptom, changes, faulty), reverse=True)]
-    return sorted(fit, key=lambda fault: (fit.index(fault) + triage.index(fault), fit.index(fault)))
+
+    def likeliest_first(cards: Sequence[FaultCard]) -> list[str]:
+        fit = [
+            card.id for card in sorted(cards, key=lambda c: prior(c, symptom, changes, faulty), reverse=True)
+        ]
+        return sorted(fit, key=lambda fault: (fit.index(fault) + triage.index(fault), fit.index(fault)))
+
+    return likeliest_first
 
 
 def prior(

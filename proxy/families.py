@@ -9,7 +9,7 @@ by mistake loads clean and is wrong. Third-party packages add families through t
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import cache, cached_property
@@ -195,11 +195,11 @@ class Layout:
         return f"{self.root}.{key}" if self.root else key
 
 
-def get_key(config: dict[str, Any], key: str) -> Any:
+def get_key(config: Mapping[str, Any], key: str) -> Any:
     """Return the value under a dotted config key, None where there is none."""
     value: Any = config
     for name in key.split("."):
-        value = value.get(name) if isinstance(value, dict) else None
+        value = value.get(name) if isinstance(value, Mapping) else None
     return value
 
 

@@ -28,6 +28,18 @@ class Stage(StrEnum):
 CHECKPOINT_PARTS = ("model", "buffers", "optimizer", "scheduler", "reference")
 """What a training checkpoint holds, in the order in which it is restored."""
 
+ROLLOUT_TENSORS = (
+    "scale",
+    "attention_mask",
+    "logits",
+    "log_probs",
+    "routes",
+    "router_logits",
+    "router_scores",
+    "o_proj",
+)
+"""What a transform of the rollout's forward may touch."""
+
 
 class Form(StrEnum):
     """How an injection acts on an engine."""

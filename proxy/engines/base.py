@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from proxy.engines.verl_plugin.table import ANY, HOOKS
 from taxonomy.registry import FaultCard
-from taxonomy.stages import CHECKPOINT_PARTS, Form, Stage
+from taxonomy.stages import CHECKPOINT_PARTS, ROLLOUT_TENSORS, Form, Stage
 
 
 @dataclass(frozen=True)
@@ -29,20 +29,7 @@ CAPABILITIES: dict[str, tuple[Capability, ...]] = {
     "local": (
         Capability(Stage.SYNC, Form.EVENT),
         Capability(Stage.SYNC, Form.TRANSFORM, ("every parameter and buffer, by name",)),
-        Capability(
-            Stage.ROLLOUT,
-            Form.TRANSFORM,
-            (
-                "scale",
-                "attention_mask",
-                "logits",
-                "log_probs",
-                "routes",
-                "router_logits",
-                "router_scores",
-                "o_proj",
-            ),
-        ),
+        Capability(Stage.ROLLOUT, Form.TRANSFORM, ROLLOUT_TENSORS),
         Capability(
             Stage.REWARD,
             Form.TRANSFORM,

@@ -16,7 +16,8 @@ from typing import Any
 from proxy.engines import platforms, verl_command, verl_compose, verl_plan
 from proxy.engines.verl_command import Command
 from proxy.engines.verl_env import TESTED
-from proxy.engines.verl_plan import ACTOR, ROLLOUT, Layout, Model, select
+from proxy.engines.verl_plan import ACTOR, ROLLOUT, Layout, Model
+from proxy.families import get_key
 from proxy.specs import Launch, Recipe
 
 PATIENCE_S = 120.0
@@ -146,11 +147,11 @@ def recipe_of(config: Mapping[str, Any], steps: int) -> Recipe:
     layout = verl_plan.layout_of(config)
 
     def number(path: str, default: float) -> float:
-        value = select(config, path)
+        value = get_key(config, path)
         return float(value) if isinstance(value, int | float) else default
 
     test_freq = int(number("trainer.test_freq", -1))
-    uses_kl = bool(select(config, f"{ACTOR}.use_kl_loss"))
+    uses_kl = bool(get_key(config, f"{ACTOR}.use_kl_loss"))
     return Recipe(
         steps=steps,
         prompts=layout.prompts,
@@ -228,9 +229,9 @@ def prepare(
         address=address,
         entry=command.interpreter,
         runtime_env=json.dumps(dict(wish.runtime_env or {}), sort_keys=True),
-        trained=str(select(config, MODEL_PATH) or ""),
+        trained=str(get_key(config, MODEL_PATH) or ""),
         strategy=before.strategy,
-        rollout=str(select(config, f"{ROLLOUT}.name") or ""),
+        rollout=str(get_key(config, f"{ROLLOUT}.name") or ""),
     )
     recipe = replace(
         recipe_of(config, steps),
@@ -241,7 +242,7 @@ def prepare(
     return Prepared(
         launch,
         recipe,
-        "v1" if select(config, "trainer.use_v1") in (True, None) else "v0",
+        "v1" if get_key(config, "trainer.use_v1") in (True, None) else "v0",
         before,
         after,
         tuple(verl_plan.told(before, after)),

@@ -13,6 +13,8 @@ from dataclasses import dataclass, fields, replace
 from math import ceil, gcd
 from typing import Any
 
+from proxy.families import get_key
+
 ACTOR, REF, ROLLOUT = (f"actor_rollout_ref.{part}" for part in ("actor", "ref", "rollout"))
 MEGATRON = "megatron"
 
@@ -133,23 +135,15 @@ SETTINGS: dict[str, tuple[str, ...]] = {
 """Where each size stands in verl's configuration; the first is read, all are written."""
 
 
-def select(config: Mapping[str, Any], path: str) -> Any:
-    """Return the value at a dotted path of a composed configuration, None where there is none."""
-    value: Any = config
-    for name in path.split("."):
-        value = value.get(name) if isinstance(value, Mapping) else None
-    return value
-
-
 def layout_of(config: Mapping[str, Any]) -> Layout:
     """Return the sizes that a composed configuration asks for."""
-    strategy = str(select(config, f"{ACTOR}.strategy") or "fsdp")
+    strategy = str(get_key(config, f"{ACTOR}.strategy") or "fsdp")
     found: dict[str, Any] = {
         "strategy": strategy,
-        "dynamic": bool(select(config, f"{ACTOR}.use_dynamic_bsz")),
+        "dynamic": bool(get_key(config, f"{ACTOR}.use_dynamic_bsz")),
     }
     for name, paths in SETTINGS.items():
-        value = select(config, paths[0])
+        value = get_key(config, paths[0])
         megatron = paths[0].startswith(_MEGATRON)
         if isinstance(value, int) and not isinstance(value, bool) and megatron <= (strategy == MEGATRON):
             found[name] = value

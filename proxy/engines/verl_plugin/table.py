@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from taxonomy.stages import CHECKPOINT_PARTS, Form, Stage
+from taxonomy.stages import CHECKPOINT_PARTS, ROLLOUT_TENSORS, Form, Stage
 
 JOB_VARIABLE = "RL_DIAGNOSE_JOB"
 """Environment variable that names the job folder in every process."""
@@ -155,24 +155,7 @@ HOOKS: tuple[Hook, ...] = (
         "FSDPEngine.optimizer_step",
         "optimizer_step",
     ),
-    Hook(
-        ((Stage.ROLLOUT, Form.TRANSFORM),),
-        (
-            "scale",
-            "attention_mask",
-            "logits",
-            "log_probs",
-            "routes",
-            "router_logits",
-            "router_scores",
-            "o_proj",
-        ),
-        SERVER,
-        "",
-        "",
-        "",
-        rollout=ROLLOUT,
-    ),
+    Hook(((Stage.ROLLOUT, Form.TRANSFORM),), ROLLOUT_TENSORS, SERVER, "", "", "", rollout=ROLLOUT),
     Hook(((Stage.ROLLOUT, Form.OVERRIDES),), ("max_new_tokens",), SERVER, "", "", "", rollout=ROLLOUT),
     Hook(((Stage.ROLLOUT, Form.EVENT),), ("prefix_cache",), SERVER, "", "", "", rollout=ROLLOUT),
     Hook(
