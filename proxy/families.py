@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
 from enum import Enum
 from functools import cache, cached_property
 from importlib.metadata import entry_points
@@ -281,10 +282,19 @@ def _family(checkpoint: Checkpoint) -> Family:
     if isinstance(model_type, str) and model_type in families():
         return families()[model_type]
     alike = sorted({re.sub(r"\d+", "*", name) for name in checkpoint.tensors if "expert" in name})
-    looks = f"its experts are {_some(alike)}" if alike else "no tensor names an expert, so it looks dense"
+    if alike:
+        near = get_close_matches(str(model_type), families(), n=3)
+        looks = f"its experts are {_some(alike)}"
+        mend = f"closest of the known ones: {', '.join(near)}; " if near else ""
+        mend += "docs/families.md lists them, one entry in proxy/family_table.py adds another"
+    else:
+        looks = "no tensor names an expert, so it looks dense"
+        mend = (
+            "a dense model has no experts to cut: take a Mixture-of-Experts sibling (proxy: {from: sibling})"
+        )
     raise CheckpointError(
         f"{checkpoint.folder}: model_type {model_type!r} is not a known Mixture-of-Experts family ({looks})",
-        f"known: {', '.join(sorted(families()))}; a family is one entry in proxy/family_table.py",
+        mend,
     )
 
 

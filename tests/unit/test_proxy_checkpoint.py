@@ -139,13 +139,15 @@ def test_dense_model_is_refused_as_one(qwen):
     tiny.edit_tensors(qwen, dict.fromkeys(experts))
     refuse(qwen, "no layer has experts")
     tiny.edit_config(qwen, model_type="qwen3")
-    refuse(qwen, "'qwen3' is not a known.*looks dense")
+    assert "sibling" in refuse(qwen, "'qwen3' is not a known.*looks dense").mend
 
 
 def test_unknown_family_is_told_what_its_experts_look_like(qwen):
-    tiny.edit_config(qwen, model_type="megatron")
-    error = refuse(qwen, r"'megatron' is not a known .*'model.layers.\*.mlp.experts.\*.down_proj.weight'")
-    assert "deepseek_v3" in error.mend and "qwen3_moe" in error.mend
+    tiny.edit_config(qwen, model_type="qwen3_moe_next")
+    error = refuse(
+        qwen, r"'qwen3_moe_next' is not a known .*'model.layers.\*.mlp.experts.\*.down_proj.weight'"
+    )
+    assert "qwen3_next" in error.mend and "deepseek_v3" not in error.mend
     tiny.edit_config(qwen, model_type=None)
     refuse(qwen, "None is not a known")
 
