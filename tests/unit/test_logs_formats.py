@@ -8,6 +8,7 @@ import math
 import shutil
 import sys
 from collections.abc import Callable, Mapping
+from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -445,8 +446,8 @@ def test_parquet_needs_pyarrow_or_is_read(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_parquet(tmp_path: Path) -> None:
-    arrow: Any = pytest.importorskip("pyarrow")
-    parquet: Any = pytest.importorskip("pyarrow.parquet")
+    arrow: Any = import_module("pyarrow")
+    parquet: Any = import_module("pyarrow.parquet")
     table = arrow.table(
         {
             "_step": list(N),
