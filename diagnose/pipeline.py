@@ -35,7 +35,7 @@ from diagnose.race import Race, Rung, race_of, replayed, rungs
 from diagnose.result import Result
 from diagnose.score.near import Nearness
 from diagnose.scoring import MANIFEST, evaluate, standings, stored_cut
-from diagnose.session import PlannedRun, Session, load, planned_run
+from diagnose.session import LEAST_REPLAYS, PlannedRun, Session, load, planned_run
 from diagnose.store import RunFolder, read_json, write_json
 from proxy.api import Done, Failed, Job, Note, Started, Step, WorkerPool
 from proxy.specs import INJECTION_FAILED, RunOutcome
@@ -204,8 +204,6 @@ def _extra(
 
 
 PAUSE_POLL_S = 0.2
-LEAST_REPLAYS = 2
-"""Replays with a fault that are run even where the budget is spent: the likeliest candidates."""
 
 
 class Replays:

@@ -93,6 +93,8 @@ def begin(
         _print_plan(prepared, terminal, out)
         return ExitCode.OK
     allow(prepared.commands, allow_command, terminal)
+    if short := _shortage(prepared):
+        terminal.warn(short)
     return carry_on(open_run(prepared, out), terminal, outputs)
 
 
@@ -130,6 +132,8 @@ def _print_plan(prepared: Prepared, terminal: Terminal, out: Path | None) -> Non
         f"runs: {len(plan['runs'])} of {plan['recipe']['steps']} steps on {plan['workers']} workers{more}, "
         + (f"at most {plan['budget_s']:g} s" if plan["budget_s"] else "no time limit")
     )
+    if short := _shortage(prepared):
+        terminal.data(short)
     rows = [
         (
             item["fault"],
@@ -152,6 +156,19 @@ def _print_plan(prepared: Prepared, terminal: Terminal, out: Path | None) -> Non
             terminal.data(f"# runtime_env: {json.dumps(line['runtime_env'])}")
         assignments = [f"{name}={shlex.quote(value)}" for name, value in line["environment"].items()]
         terminal.data(" ".join([*assignments, shlex.join(line["command"])]))
+
+
+def _shortage(prepared: Prepared) -> str:
+    """Say that the time limit is too small for all candidates, as far as that is known beforehand; "" otherwise."""
+    from diagnose.pace import shortage, step_pace_s
+
+    session = prepared.session
+    each = 1 if session.race else len(session.seeds)
+    counts = (len(session.candidates), len(session.seeds), each)
+    short = shortage(session.budget_s, step_pace_s(session), session.recipe.steps, session.workers, counts)
+    return (
+        f"the time limit of {session.budget_s:g} s: {short} (--budget SECONDS, 0 for none)" if short else ""
+    )
 
 
 def add_time(folder: RunFolder, seconds: float) -> None:

@@ -17,6 +17,8 @@ from proxy.specs import BuildSpec, EngineSpec, FaultSpec, Recipe, RunSpec, conte
 from taxonomy.registry import FaultCard
 
 SCHEMA = 1
+LEAST_REPLAYS = 2
+"""Replays with a fault that are run even where the budget is spent: the likeliest candidates."""
 
 
 @dataclass(frozen=True)

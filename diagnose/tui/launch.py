@@ -62,6 +62,7 @@ class SessionBackend:
 
     def plan(self, path: Path, symptom: str | None = None) -> Plan:
         """Read a playbook and its logs; see `diagnose.prepare.prepare` for what can go wrong."""
+        from diagnose.pace import step_pace_s
         from diagnose.prepare import Overrides, prepare
         from diagnose.report.evidence import Evidence
         from diagnose.triage import assess
@@ -103,6 +104,8 @@ class SessionBackend:
             look=advice.look if answer.verdict == "faulty" else "",
             budget_s=session.budget_s,
             race=session.race,
+            workers=session.workers,
+            step_s=step_pace_s(session),
             evidence=Evidence(original_healthy=prepared.healthy, original_faulty=prepared.faulty),
         )
 

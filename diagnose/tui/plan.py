@@ -122,6 +122,8 @@ class Plan:
         look: The check that costs least. It is a guess at the cause.
         budget_s: Seconds that the replays may take, 0 for no limit.
         race: Whether candidates race: each one replay, then more of those that come nearest.
+        workers: Replays at a time.
+        step_s: Seconds that a step of a replay takes, None where nothing like it was ever run.
         evidence: The incident's curves and those of its healthy twins, None where they were not read.
     """
 
@@ -139,6 +141,8 @@ class Plan:
     look: str = ""
     budget_s: float = 0.0
     race: bool = False
+    workers: int = 1
+    step_s: float | None = None
     evidence: Evidence | None = None
 
 

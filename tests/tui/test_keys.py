@@ -297,3 +297,30 @@ async def test_look_alikes_that_were_probed_are_not_offered_again(
             await finished(pilot)
             await until(pilot, lambda: "f" in app.screen.active_bindings, "remedies offered")  # noqa: B023
             assert ("d" in app.screen.active_bindings) is offered
+
+
+@pytest.mark.parametrize("size", [(80, 24), (200, 50)])
+async def test_a_budget_that_is_too_small_is_said_before_the_start(
+    backend: FakeBackend, monkeypatch: pytest.MonkeyPatch, size: tuple[int, int]
+) -> None:
+    plan = backend.plan(Path("kl_spike.yaml"))
+    out = tuple(replace(plan.choices[0], fault=f"fault_{n}") for n in range(19))
+    fast = replace(plan, choices=out, race=True, seeds=2, steps=60, workers=2, step_s=0.6, budget_s=120)
+    monkeypatch.setattr(backend, "plan", lambda *_: fast)
+    app = app_for(backend)
+    async with app.run_test(size=size) as pilot:
+        await to_candidates(pilot)
+        # 120 s of two workers are 6 replays of 36 s, 2 of them healthy.
+        assert "⚠ enough for about 4 of 19 candidates; b changes it" in " ".join(screen_text(app).split())
+        await pilot.press("b", *["backspace"] * 3, *"600", "enter")
+        await until(pilot, lambda: text(app, "#cost").endswith("at most 10 min 0 s"), "enough")
+        await pilot.press("b", *["backspace"] * 3, "0", "enter")
+        await until(pilot, lambda: text(app, "#cost").endswith("no time limit"), "none")
+
+
+async def test_without_an_earlier_run_nobody_knows_whether_the_budget_is_enough(backend: FakeBackend) -> None:
+    app = app_for(backend)
+    async with app.run_test() as pilot:
+        await to_candidates(pilot)
+        said = " ".join(screen_text(app).split())
+        assert "perhaps not enough for all (never run here before); b changes it" in said

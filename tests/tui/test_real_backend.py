@@ -11,12 +11,15 @@ import pytest
 
 from diagnose.curves import Curves
 from diagnose.errors import PlaybookError
+from diagnose.prepare import prepare
 from diagnose.session import load
 from diagnose.store import RunFolder
+from diagnose.triage import assess
 from diagnose.tui.app import DiagnoseApp
 from diagnose.tui.launch import SessionBackend
 from diagnose.tui.plan import Incident, Order
 from diagnose.tui.screens.run import RunScreen
+from taxonomy.registry import library
 from tests.pipeline.lab import Lab, make_lab
 from tests.tui.test_flows import screen_text, to_candidates, until
 
@@ -71,9 +74,9 @@ def test_a_broken_playbook_is_one_error_with_its_place(lab: Lab) -> None:
 def test_start_outlives_us_and_states_follow(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAKE_STEP_S", "0.05")
     backend = SessionBackend()
-    launched = backend.start(
-        backend.plan(lab.playbook), Order(("learning_rate_too_high", "reward_flipped"), 1)
-    )
+    plan = backend.plan(lab.playbook)
+    assert plan.step_s is None  # nothing was ever replayed
+    launched = backend.start(plan, Order(("learning_rate_too_high", "reward_flipped"), 1))
     wait(launched.folder.is_alive)
     assert backend.past_runs()[0].state == "▶ running"
     session = load(launched.folder)
@@ -86,6 +89,20 @@ def test_start_outlives_us_and_states_follow(lab: Lab, monkeypatch: pytest.Monke
     resumed = backend.resume(launched.folder)
     assert resumed.process is not None and resumed.process.wait(20) is not None
     assert backend.past_runs()[0].state.startswith("finished")
+    outcomes = [json.loads(path.read_text()) for path in launched.folder.runs.glob("*/outcome.json")]
+    paces = [one["wall_s"] / one["steps"] for one in outcomes]
+    step_s = backend.plan(lab.playbook).step_s
+    assert step_s is not None and min(paces) <= step_s <= max(paces)
+
+
+def test_what_the_log_rules_out_is_said_beside_the_candidate(lab: Lab) -> None:
+    plan = SessionBackend().plan(lab.playbook)
+    told = {choice.fault: choice.ruled_out for choice in plan.choices if choice.ruled_out}
+    prepared = prepare(lab.playbook)
+    answer = assess(prepared.faulty, prepared.healthy, prepared.facts, library())
+    expected = {item.fault: item.ruled_out for item in answer.ruled_out}
+    assert told == {fault: why for fault, why in expected.items() if fault in {c.fault for c in plan.choices}}
+    assert told
 
 
 async def test_the_whole_way_with_the_real_runner(lab: Lab) -> None:

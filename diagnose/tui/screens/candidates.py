@@ -141,8 +141,17 @@ class CandidatesScreen(BaseScreen):
             text = f"{marked + seeds}+ runs of {steps} steps, {limit}"
         else:
             text = f"{seeds * (marked + 1)} runs of {steps} steps, {seeds} of them healthy, {limit}"
-        text = f"{marked} of {len(self._plan.choices)} marked: {text}"
+        text = f"{marked} of {len(self._plan.choices)} marked: {text}{self._shortage()}"
         self.query_one("#cost", Static).update(text if marked else "Mark at least one fault (space).")
+
+    def _shortage(self) -> str:
+        """Return what the time limit means for the marked candidates, as far as that is known beforehand."""
+        from diagnose.pace import shortage
+
+        plan, each = self._plan, 1 if self._plan.race else self._seeds
+        counts = (len(self._marked), self._seeds, each)
+        short = shortage(self._budget_s, plan.step_s, plan.steps, plan.workers, counts)
+        return f": ⚠ {short}; b changes it" if short else ""
 
     def _current(self) -> Choice | None:
         row, listed = self.query_one(RowTable).cursor_row, self._listed
