@@ -51,7 +51,7 @@ def write_answer(
         from diagnose.report.json import dumps
 
         terminal.data(dumps(result))
-    elif result.status == "completed":
+    elif result.status == "completed" or result.score.ranking:
         from diagnose.report.terminal import result_view
 
         terminal.show(result_view(result))

@@ -34,7 +34,7 @@ from diagnose.proxy_files import damage
 from diagnose.race import Race, Rung, race_of, replayed, rungs
 from diagnose.result import Result
 from diagnose.score.near import Nearness
-from diagnose.scoring import MANIFEST, evaluate, standings, stored_cut
+from diagnose.scoring import MANIFEST, evaluate, so_far, standings, stored_cut
 from diagnose.session import LEAST_REPLAYS, PlannedRun, Session, load, planned_run
 from diagnose.store import RunFolder, read_json, write_json
 from proxy.api import Done, Failed, Job, Note, Started, Step, WorkerPool
@@ -92,13 +92,36 @@ def execute(folder: RunFolder, log: EventLog) -> Result:
     )
     log.append(StageEvent(stage="score", status="done"))
     log.append(StageEvent(stage="report", status="started"))
+    _publish(result, folder, log)
+    log.append(StageEvent(stage="report", status="done", detail=folder.result.name))
+    return result
+
+
+def conclude_early(folder: RunFolder, log: EventLog) -> None:
+    """Score what a stopped session has done, unless the verdict of an earlier runner, on all replays, is there.
+
+    Raises:
+        RunError: The folder is not a run folder of this version.
+        LogError: The curves of the incident are missing.
+        OSError: The disk is full or broken; what is finished stays.
+    """
+    before = read_json(folder.result)
+    if isinstance(before, dict) and before.get("status") == "completed":
+        return
+    result = so_far(folder, "interrupted", worked_s(folder))
+    if result is None:
+        log.append(NoteEvent(text="no verdict yet: it takes a healthy replay and one with a fault"))
+        return
+    _publish(result, folder, log)
+
+
+def _publish(result: Result, folder: RunFolder, log: EventLog) -> None:
+    """Write a result into its folder, and tell the viewers."""
     from diagnose.report.json import to_json
     from diagnose.report.words import headline
 
     write_json(folder.result, to_json(result))
-    log.append(StageEvent(stage="report", status="done", detail=folder.result.name))
     log.append(VerdictEvent(verdict=result.score.verdict.value, summary=headline(result)))
-    return result
 
 
 def logged_steps(metrics: Path) -> int:

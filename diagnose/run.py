@@ -206,7 +206,7 @@ def carry_on(folder: RunFolder, terminal: Terminal, outputs: Outputs) -> int:
     if watched is None:
         terminal.say(f"interrupted; finished runs are kept in {folder.path}")
         terminal.say(f"resume with: {outputs.resume_command(folder)}", level=-1)
-        _report(unfinished(folder, "interrupted", "interrupted by the user"), folder, terminal, outputs)
+        _report(_so_far(folder, "interrupted", "interrupted by the user"), folder, terminal, outputs)
         return ExitCode.INTERRUPTED
     if watched.end is None:
         watched.problem = ("the runner died without a word (killed, or out of memory)", f"see {folder.log}")
@@ -215,7 +215,7 @@ def carry_on(folder: RunFolder, terminal: Terminal, outputs: Outputs) -> int:
         status = "interrupted" if watched.end and watched.end.status == "interrupted" else "failed"
         terminal.error(message, mend)
         terminal.say(f"resume with: {outputs.resume_command(folder)}", level=-1)
-        _report(unfinished(folder, status, message), folder, terminal, outputs)
+        _report(_so_far(folder, status, message), folder, terminal, outputs)
         return watched.end.exit_code if watched.end else ExitCode.RUN_FAILED
     from diagnose.report.json import from_json
 
@@ -246,6 +246,22 @@ def _watch(folder: RunFolder, terminal: Terminal, outputs: Outputs) -> Watched |
                 process.kill()
                 process.wait()
         return None
+
+
+def _so_far(folder: RunFolder, status: str, reason: str) -> Result:
+    """Return the verdict on what is done: as the runner left it, else made now; without one the reason alone."""
+    from diagnose.pipeline import worked_s
+    from diagnose.report.json import from_json
+    from diagnose.scoring import so_far
+
+    stored = read_json(folder.result)
+    if isinstance(stored, dict) and stored.get("status") == status:
+        return from_json(stored)
+    try:
+        found = so_far(folder, status, worked_s(folder))
+    except (DiagnoseError, OSError):
+        found = None  # what went wrong before is the message; this is only what comes of it
+    return found or unfinished(folder, status, reason)
 
 
 def unfinished(folder: RunFolder, status: str, reason: str) -> Result:

@@ -7,7 +7,7 @@ elsewhere. Neither imports torch.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -291,9 +291,32 @@ def rescore(folder: RunFolder) -> Result:
     )
 
 
+def so_far(folder: RunFolder, status: str, wall_s: float) -> Result | None:
+    """Return the verdict on what a session has done that did not come to its end; None where that is too little.
+
+    Too little: no healthy replay, or none with a fault. Nothing is written.
+
+    Args:
+        folder: The run folder.
+        status: How the session ended: "interrupted" or "failed".
+        wall_s: Seconds that it worked.
+
+    Raises:
+        RunError: The folder is not a run folder of this version.
+        LogError: The curves of the incident are missing.
+    """
+    session = load(folder)
+    outcomes = [(run, read_outcome(folder.runs / run.id)) for run in planned_runs(session, folder)]
+    kinds = {run.planned is None for run, found in outcomes if found and found.status == "completed"}
+    if kinds != {True, False}:
+        return None
+    return replace(evaluate(session, folder, {}, wall_s, stored_cut(session, folder)), status=status)
+
+
 def stored_cut(session: Session, folder: RunFolder) -> str:
     """Return why planned replays of a session are missing, as the end of a sentence."""
-    if session.budget_s:
+    kept = read_json(folder.race)
+    if session.budget_s and isinstance(kept, dict) and kept.get("left_out"):
         return f"the budget of {round(session.budget_s + folder.added_s(), 1):g} s was spent"
     return "the run was interrupted"
 

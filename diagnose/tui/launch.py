@@ -245,15 +245,14 @@ def _state(folder: RunFolder) -> str:
     except OSError:
         lines = []
     end = from_line(lines[-1]) if lines else None
+    result = read_json(folder.result)
+    said = result.get("verdict") if isinstance(result, dict) else None
+    verdict = f"{VERDICT_SYMBOL[Verdict(said)]} {VERDICT_WORD[Verdict(said)]}" if said in set(Verdict) else ""
     if not isinstance(end, EndEvent) or end.status == "interrupted":
-        return "↻ resumable"
+        return f"↻ resumable, so far: {verdict}" if verdict else "↻ resumable"
     if end.status != "completed":
         return "✘ failed, ↻ resumable"
-    result = read_json(folder.result)
-    verdict = result.get("verdict") if isinstance(result, dict) else None
-    if verdict not in set(Verdict):
-        return "finished"
-    return f"finished: {VERDICT_SYMBOL[Verdict(verdict)]} {VERDICT_WORD[Verdict(verdict)]}"
+    return f"finished: {verdict}" if verdict else "finished"
 
 
 def _choices(

@@ -193,7 +193,8 @@ class RunView:
         if self.end == "completed":
             return f"Finished: {self.count_line()}."
         if self.end == "interrupted":
-            return "Stopped. What is done is kept; u resumes the rest."
+            done = f"Stopped, with a verdict on {self.count_line()}" if self.verdict else "Stopped"
+            return f"{done}. What is done is kept; u resumes the rest."
         if self.end == "failed":
             return f"Failed. {self._last_problem()}".strip()
         if not alive:

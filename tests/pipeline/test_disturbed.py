@@ -92,8 +92,8 @@ def test_a_replay_whose_metrics_were_cut_off_is_run_again(lab, undisturbed, left
 def test_ctrl_c_stops_everything_and_prints_the_command_that_resumes(lab, undisturbed):
     viewer = begin(lab)
     viewer.send_signal(signal.SIGINT)
-    out, err = viewer.communicate(timeout=20)
-    assert viewer.returncode == 130 and out == ""
+    _, err = viewer.communicate(timeout=20)
+    assert viewer.returncode == 130
     assert lab.processes() == []
     assert (lab.events()[-1].kind, lab.events()[-1].status, lab.events()[-1].exit_code) == (
         "end",
@@ -104,6 +104,49 @@ def test_ctrl_c_stops_everything_and_prints_the_command_that_resumes(lab, undist
     assert command == ["diagnose", "run", "--resume", str(lab.out)]
     assert lab.run(*command[1:])[0] == 0
     assert the_same(lab.result()) == undisturbed
+
+
+def replayed(lab):
+    """Whether a healthy replay and one with a fault are done, and others are not."""
+    done = done_runs(lab)
+    return len({run.startswith("healthy") for run in done}) == 2 and len(done) < RUNS
+
+
+def test_a_stopped_run_leaves_a_verdict_on_what_is_done(lab, undisturbed):
+    viewer = lab.popen("run", "playbook.yaml", "--out", lab.out, "--workers", "2", **SLOW)
+    wait_for(lambda: replayed(lab))
+    viewer.send_signal(signal.SIGINT)
+    out, _ = viewer.communicate(timeout=20)
+    assert viewer.returncode == 130 and lab.events()[-1].status == "interrupted"
+    assert "The experiment was not completed (interrupted). On what there is:" in " ".join(out.split())
+    stored = lab.result()
+    waiting = {fault for fault, why in stored["not_tried"].items() if "the run was interrupted" in why}
+    ranked = {row["fault"] for row in stored["ranking"]}
+    assert stored["status"] == "interrupted" and stored["verdict"] != "reproduced"
+    assert ranked and waiting and not ranked & waiting
+    assert lab.run("run", "--resume", lab.out)[0] == 0
+    assert the_same(lab.result()) == undisturbed
+
+
+def test_stopping_more_work_on_a_finished_run_keeps_its_verdict(lab, undisturbed):
+    assert lab.run("run", "playbook.yaml", "--out", lab.out)[0] == 0
+    (lab.folder.runs / "reward_flipped-x1-s1" / "outcome.json").unlink()
+    viewer = lab.popen("run", "--resume", lab.out, **SLOW)
+    wait_for(lambda: lab.started().count("run reward_flipped-x1-s1") == 2)
+    viewer.send_signal(signal.SIGINT)
+    viewer.communicate(timeout=20)
+    assert viewer.returncode == 130
+    assert the_same(lab.result()) == undisturbed
+
+
+def test_after_a_killed_runner_the_viewer_tells_the_verdict_on_what_is_done(lab):
+    viewer = lab.popen("run", "playbook.yaml", "--out", lab.out, "--workers", "2", "--json", **SLOW)
+    wait_for(lambda: replayed(lab))
+    os.kill(runner_pid(lab), signal.SIGKILL)
+    out, _ = viewer.communicate(timeout=20)
+    assert viewer.returncode == 4 and not lab.folder.result.exists()
+    told = json.loads(out)
+    assert told["status"] == "failed" and told["ranking"]
 
 
 def test_a_worker_that_dies_fails_its_run_and_resuming_redoes_it(lab):

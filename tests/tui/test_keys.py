@@ -15,7 +15,9 @@ from textual.pilot import Pilot
 from textual.screen import ModalScreen
 from textual.widgets import Input, OptionList
 
-from diagnose.events import RunEvent, SessionEvent, StageEvent
+from diagnose.events import RunEvent, SessionEvent, StageEvent, VerdictEvent
+from diagnose.report.json import dumps
+from diagnose.report.words import headline
 from diagnose.result import Direction, ProbeResult
 from diagnose.scoring import MANIFEST
 from diagnose.tui.screens.candidates import CandidatesScreen
@@ -220,7 +222,7 @@ async def test_what_is_tried_beside_the_verdict_leaves_it_in_view(
         await until(pilot, lambda: "0 of 2 fix runs" in text(app, "#status"), "the new runs")
         await until(pilot, lambda: "a runner is at work again" in screen_text(app), "said at the verdict")
         shown = screen_text(app)
-        assert "From before the extension" in shown and "3 Verdict of before" in shown
+        assert "From before: a runner is at work again" in shown and "3 Verdict of before" in shown
         assert "Reproduced and specific" in shown
         assert "fix lower_lr: stale_weights" in shown
         assert f"replay 4/{len(FAULTS) + 1}" in text(app, "#stages")  # and no replay more than before
@@ -324,3 +326,25 @@ async def test_without_an_earlier_run_nobody_knows_whether_the_budget_is_enough(
         await to_candidates(pilot)
         said = " ".join(screen_text(app).split())
         assert "perhaps not enough for all (never run here before); b changes it" in said
+
+
+async def test_a_stopped_run_shows_its_verdict_on_what_is_done(backend: FakeBackend, tmp_path: Path) -> None:
+    script = Script(tmp_path / "old")
+    script.begin()
+    for fault in (None, "stale_weights"):
+        script.start(fault)
+        script.steps(fault, STEPS)
+        script.finish(fault)
+    early = replace(kl_spike(), status="interrupted")
+    script.folder.result.write_text(dumps(early))
+    script.write(VerdictEvent(verdict=early.score.verdict.value, summary=headline(early)))
+    script.end("interrupted", 130)
+    app = app_for(backend, tmp_path / "old")
+    async with app.run_test() as pilot:
+        await until(pilot, lambda: "with a verdict on 2 of 4 replays" in text(app, "#status"), "it says so")
+        assert "u" in app.screen.active_bindings
+        assert not {"f", "d"} & set(app.screen.active_bindings)  # they would run all that is missing too
+        await pilot.press("3")
+        shown = " ".join(screen_text(app).split())
+        assert "On 2 of 4 replays: the run was stopped. u does the rest" in shown
+        assert "The experiment was not completed (interrupted)" in shown and "stale_weights" in shown

@@ -213,9 +213,12 @@ class RunScreen(BaseScreen):
     def _waiting(self) -> str:
         """Return why there is no verdict yet, or what may still change the one that there is; "" for its end."""
         view = self._snapshot.view
-        if self._snapshot.result is not None:
+        result = self._snapshot.result
+        if result is not None:
             if self._snapshot.alive:
-                return "From before the extension: a runner is at work again and will bring this up to date."
+                return "From before: a runner is at work again and will bring this up to date."
+            if result.status != "completed":
+                return f"On {view.count_line()}: the run was stopped. u does the rest, and scores again."
             if view.end in ("failed", "interrupted"):
                 return f"The verdict of before: the run was {view.end} since, and may still change it."
             return ""
@@ -465,7 +468,10 @@ class RunScreen(BaseScreen):
     def _can_wish(self, wish: str) -> bool:
         """Whether a finished run has something to probe, or a remedy to try."""
         snapshot = self._snapshot
-        first = best(snapshot.result) if snapshot.result is not None and not snapshot.alive else None
+        result = snapshot.result
+        if result is None or result.status != "completed" or snapshot.alive:
+            return False
+        first = best(result)
         if first is None:
             return False
         if wish == "probe":
