@@ -240,6 +240,7 @@ class Result:
         stopped_early: Candidates that were replayed but left the race before all seeds and strengths, with the reason.
         probes: Experiments that would split the set, the most telling first; empty unless asked for.
         remedies: Remedies tried on the first candidate; empty unless asked for.
+        scoring: Hash of the scoring that made it (`diagnose.provenance`), "" where that was not written down.
     """
 
     status: str
@@ -257,3 +258,4 @@ class Result:
     stopped_early: dict[str, str] = field(default_factory=dict)
     probes: tuple[ProbeResult, ...] = ()
     remedies: tuple[RemedyResult, ...] = ()
+    scoring: str = ""

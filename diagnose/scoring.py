@@ -19,6 +19,7 @@ from diagnose.curves import Curves
 from diagnose.errors import DiagnoseError, LogError
 from diagnose.jobs import read_outcome
 from diagnose.logs import read, read_curves
+from diagnose.provenance import scoring_key
 from diagnose.race import Trial, replayed
 from diagnose.report.evidence import Evidence, read_evidence
 from diagnose.report.words import NOT_REACHED
@@ -220,6 +221,7 @@ def evaluate(
         wall_s=wall_s,
         run_dir=str(folder.path),
         stopped_early=stopped,
+        scoring=scoring_key(),
         **extra,
     )
 
@@ -372,6 +374,7 @@ def score_logs(logs: Logs, curves: Evidence) -> Result:
         failures={},
         wall_s=0.0,
         run_dir="",
+        scoring=scoring_key(),
     )
 
 

@@ -16,9 +16,10 @@ from bench.study import incidents, simulations
 from diagnose.bank import Bank
 from diagnose.console import Terminal
 from diagnose.jobs import cores
+from diagnose.provenance import scoring_key
 from diagnose.selftest.arena import FULL, QUICK, Arena, open_arena
 from diagnose.selftest.fill import fill, plan
-from diagnose.selftest.report import Section, markdown, scoring_key, show
+from diagnose.selftest.report import Section, markdown, show
 from diagnose.store import read_json, write_json, write_text
 from taxonomy.registry import library
 

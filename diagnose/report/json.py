@@ -69,6 +69,7 @@ def to_json(result: Result) -> dict[str, Any]:
         "seeds": result.seeds,
         "wall_s": result.wall_s,
         "run_dir": result.run_dir,
+        "scoring": result.scoring,
     }
     clean: dict[str, Any] = finite(data)
     return clean
@@ -117,6 +118,7 @@ def from_json(data: Mapping[str, Any]) -> Result:
                 RemedyResult(**item | {"gone": _float(item["gone"]), "left": tuple(item["left"])})
                 for item in data.get("remedies", ())
             ),
+            scoring=data.get("scoring", ""),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ResultFileError(f"result does not follow its schema: {error!r}") from error

@@ -46,6 +46,11 @@ from taxonomy.registry import Library
 
 __all__ = ["Replay", "score"]
 
+MOVED_TOLD = 6
+"""Metrics that are named as moved, in the order of `taxonomy.metrics`; every one is in the table."""
+FAR = 1000
+"""Noise units from which an effect is only said to be larger: a metric that hardly varies gives any number."""
+
 
 def score(
     original_faulty: Sequence[Curves],
@@ -389,8 +394,10 @@ def _account(case: Case, laid: Plan, margin: Margin, onset: Onset | None) -> tup
             "is ever specific."
         )
     if words:
+        more = f" and {len(words) - MOVED_TOLD} more" if len(words) > MOVED_TOLD else ""
+        far = f"{reading.largest:.1f}" if reading.largest < FAR else f"over {FAR:,}"
         said.append(
-            f"The original moved: {', '.join(words)} (largest {reading.largest:.1f} noise units, "
+            f"The original moved: {', '.join(words[:MOVED_TOLD])}{more} (largest {far} noise units, "
             f"margin {margin.fault:.1f})."
         )
     if bad:

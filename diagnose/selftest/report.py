@@ -12,10 +12,10 @@ from typing import Any
 from diagnose.console import Terminal
 from diagnose.jobs import cores
 from diagnose.lab import versions
+from diagnose.provenance import scoring_key
 from diagnose.score.settings import DEFAULT
 from diagnose.selftest.stats import Estimate
 from diagnose.selftest.summary import Figure
-from diagnose.selftest.trial import scoring_sources
 from proxy.specs import content_key
 
 
@@ -72,12 +72,6 @@ def figure_row(figure: Figure) -> tuple[str, ...]:
 def figures(title: str, rows: Iterable[Figure], *text: str) -> Section:
     """Return a section with one line a figure."""
     return Section(title, text, FIGURES, tuple(map(figure_row, rows)))
-
-
-def scoring_key() -> str:
-    """Return a hash over the scoring: its thresholds and its sources."""
-    sources = [(path.name, path.read_text(encoding="utf-8")) for path in scoring_sources()]
-    return content_key(asdict(DEFAULT), sources)
 
 
 def provenance(command: str) -> tuple[str, ...]:

@@ -18,6 +18,7 @@ from diagnose.bank import Bank
 from diagnose.calibrations import shipped_calibration
 from diagnose.curves import Curves
 from diagnose.prepare import injection_step
+from diagnose.provenance import scoring_sources
 from diagnose.result import Direction, Score, Verdict
 from diagnose.score.calibration import Calibration, SeedSet
 from diagnose.score.onset import Onset, incident_onset
@@ -381,15 +382,6 @@ def fingerprint(bank: Bank, arena: Arena, name: str) -> str:
     there = [key for key in keys if bank.outcome(key) is not None]
     files = [(path.name, digest(path.read_bytes())) for path in sorted(sources)]
     return content_key(name, files, judge.on_file(), there)
-
-
-def scoring_sources() -> list[Path]:
-    """Return the files that scoring rests on; the table of error rates is only quoted by it."""
-    import diagnose.score
-
-    return sorted(
-        path for path in Path(diagnose.score.__path__[0]).glob("*.py") if path.name != "error_rate_table.py"
-    )
 
 
 def digest(data: bytes) -> str:

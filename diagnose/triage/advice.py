@@ -98,9 +98,9 @@ def _act(answer: Triage, first_step: int | None) -> str:
     alarms = [item for item in answer.observations if item.alarm]
     spoilt = any(item.direction in _FATAL or item.quantity in _SPOILS for item in alarms)
     step = _good_step(answer, first_step)
-    where = "there is no good step to go back to"
+    where = "the log begins with the fault, so none of its checkpoints is good"
     if step:
-        where = f"go back to the last checkpoint before step {step}"
+        where = f"once the cause is found, go back to the last checkpoint before step {step}"
     elif _begins_late(first_step):
         where = (
             f"the log does not show the steps before {first_step}: look there for a good one to go back to"
@@ -108,10 +108,10 @@ def _act(answer: Triage, first_step: int | None) -> str:
     elif answer.onset is None and not any(item.onset in ("start", "immediate") for item in alarms):
         where = "since when is not known, so look for a good step to go back to"
     if spoilt:
-        return f"stop the run, it learns nothing good any more; {where}, once the cause is found"
+        return f"stop the run, it learns nothing good any more; {where}"
     if any(item.quantity in ("gap", "routes") for item in alarms):
         return f"pause the run at its next checkpoint, its updates rest on samples of another policy; {where}"
-    return f"it may run on while you look, but trust no result; {where}, once the cause is found"
+    return f"it may run on while you look, but trust no result; {where}"
 
 
 def _look(answer: Triage, cards: Library) -> str:

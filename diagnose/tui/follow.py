@@ -13,6 +13,7 @@ from shutil import disk_usage
 
 from diagnose.curves import Curves
 from diagnose.events import Tail
+from diagnose.provenance import outdated
 from diagnose.report.evidence import Evidence, curves_from_records, read_inputs
 from diagnose.report.json import ResultFileError, from_json
 from diagnose.report.words import replay_of_run
@@ -74,7 +75,9 @@ class Follower:
         self._result: Result | None = None
         self._result_stamp = 0
         session = read_json(folder.session)
-        budget = session.get("budget_s") if isinstance(session, dict) else None
+        session = session if isinstance(session, dict) else {}
+        self._race = session.get("race") is True
+        budget = session.get("budget_s")
         self._budget_s = (
             float(budget) + folder.added_s() if isinstance(budget, int | float) and budget else 0.0
         )
@@ -97,7 +100,16 @@ class Follower:
         last = self._last
         if last is not None and not changed and (last.alive, last.problem) == (alive, problem):
             return None
-        self._last = Snapshot(self._view, self._evidence(), alive, self._result, problem, self._budget_s)
+        self._last = Snapshot(
+            self._view,
+            self._evidence(),
+            alive,
+            self._result,
+            problem,
+            self._budget_s,
+            self._race,
+            outdated=self._result is not None and outdated(self._result.scoring),
+        )
         return self._last
 
     def _is_full(self) -> bool:

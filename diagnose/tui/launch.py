@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from diagnose.errors import RunError
 from diagnose.events import EndEvent, from_line
+from diagnose.provenance import outdated
 from diagnose.report.text import literal, number
 from diagnose.report.words import VERDICT_SYMBOL, VERDICT_WORD
 from diagnose.result import Verdict
@@ -245,9 +246,12 @@ def _state(folder: RunFolder) -> str:
     except OSError:
         lines = []
     end = from_line(lines[-1]) if lines else None
-    result = read_json(folder.result)
-    said = result.get("verdict") if isinstance(result, dict) else None
+    found = read_json(folder.result)
+    result = found if isinstance(found, dict) else {}
+    said = result.get("verdict")
     verdict = f"{VERDICT_SYMBOL[Verdict(said)]} {VERDICT_WORD[Verdict(said)]}" if said in set(Verdict) else ""
+    if verdict and outdated(str(result.get("scoring", ""))):
+        verdict += " (by another version)"
     if not isinstance(end, EndEvent) or end.status == "interrupted":
         return f"↻ resumable, so far: {verdict}" if verdict else "↻ resumable"
     if end.status != "completed":

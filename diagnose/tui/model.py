@@ -120,6 +120,10 @@ class RunView:
         summary: Its headline.
         end: "completed", "interrupted" or "failed" once the runner has said its last word, "" before.
         exit_code: The exit code that goes with it.
+        began_t: Unix time at which the first runner began, 0 before.
+        session_t: The same of the last one.
+        last_t: Unix time of the last event.
+        earlier_s: Seconds that runners before the last one worked.
     """
 
     name: str = ""
@@ -135,6 +139,15 @@ class RunView:
     summary: str = ""
     end: str = ""
     exit_code: int = 0
+    began_t: float = 0.0
+    session_t: float = 0.0
+    last_t: float = 0.0
+    earlier_s: float = 0.0
+
+    @property
+    def spent_s(self) -> float:
+        """Seconds that runners have worked so far, by their events."""
+        return self.earlier_s + self.last_t - self.session_t
 
     @property
     def replays(self) -> tuple[RunRow, ...]:
@@ -181,17 +194,18 @@ class RunView:
             words.append(f"{_STAGE_SIGN.get(status, '?')} {stage}{count}")
         return "  ".join(words)
 
-    def status_line(self, alive: bool, budget_s: float = 0.0) -> str:
+    def status_line(self, alive: bool, budget_s: float = 0.0, race: bool = False) -> str:
         """Return in one sentence how things stand.
 
         Args:
             alive: Whether a runner is at work in the folder.
             budget_s: Seconds that the replays may take, 0 for no limit.
+            race: Whether more replays may follow those that are queued.
         """
         if self.end == "completed" and self.left_out:
             return f"The budget was spent: {self.count_line()}. b gives it more time."
         if self.end == "completed":
-            return f"Finished: {self.count_line()}."
+            return f"Finished: {self.count_line()}, in {seconds(self.spent_s)}."
         if self.end == "interrupted":
             done = f"Stopped, with a verdict on {self.count_line()}" if self.verdict else "Stopped"
             return f"{done}. What is done is kept; u resumes the rest."
@@ -205,13 +219,22 @@ class RunView:
             if status == "started":
                 extra = f": {literal(detail, 200)}" if detail else ""
                 if stage == "replay" and self.eta_s is not None:
-                    extra += f", about {seconds(self.eta_s)} left"
-                    extra += f" (stops once {seconds(budget_s)} are spent)" if budget_s else ""
+                    extra += f", {self._left(budget_s, race)}"
                 return f"{stage.capitalize()} under way{extra}"
         if any(row.extra and row.status in ("queued", "started") for row in self.rows):
             left = f"; about {seconds(self.eta_s)} left" if self.eta_s is not None else ""
             return f"Beside the verdict: {self.count_line()}{left}"
         return "Under way"
+
+    def _left(self, budget_s: float, race: bool) -> str:
+        """Return what is spent and what is left, the time limit minded."""
+        assert self.eta_s is not None
+        spent, left = f"{seconds(self.spent_s)} spent", f"about {seconds(self.eta_s)} left"
+        if race:
+            left += ", then more of the nearest"
+        return (
+            f"{spent}, {left}; no replay starts after {seconds(budget_s)}" if budget_s else f"{spent}, {left}"
+        )
 
     def _last_problem(self) -> str:
         for note in reversed(self.notes):
@@ -234,6 +257,8 @@ class Snapshot:
         result: The result, None before there is one.
         problem: What keeps the folder from being read, "" when nothing does.
         budget_s: Seconds that the replays may take, 0 for no limit.
+        race: Whether more replays may follow those that are queued.
+        outdated: Whether the result was made by another scoring than the present one.
     """
 
     view: RunView = field(default_factory=RunView)
@@ -242,6 +267,8 @@ class Snapshot:
     result: Result | None = None
     problem: str = ""
     budget_s: float = 0.0
+    race: bool = False
+    outdated: bool = False
 
 
 def _ended(rows: Iterable[RunRow]) -> int:
@@ -251,7 +278,7 @@ def _ended(rows: Iterable[RunRow]) -> int:
 def fold(view: RunView, events: Iterable[Event]) -> RunView:
     """Return the view after some more events."""
     for event in events:
-        view = _fold(view, event)
+        view = replace(_fold(view, event), last_t=event.t)
     return view
 
 
@@ -274,6 +301,9 @@ def _fold(view: RunView, event: Event) -> RunView:
                 steps=event.steps,
                 rows=rows,
                 notes=view.notes,
+                began_t=view.began_t or event.t,
+                session_t=event.t,
+                earlier_s=view.spent_s,
             )
         case StageEvent():
             stages = tuple(

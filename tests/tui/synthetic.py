@@ -21,6 +21,7 @@ from diagnose.events import (
     StepEvent,
     VerdictEvent,
 )
+from diagnose.provenance import scoring_key
 from diagnose.report.json import dumps
 from diagnose.report.words import headline
 from diagnose.result import Result
@@ -148,7 +149,9 @@ class Script:
     def note(self, text: str, level: str = "info") -> None:
         self.write(NoteEvent(text=text, level=level))
 
-    def verdict(self, result: Result) -> None:
+    def verdict(self, result: Result, scoring: str | None = None) -> None:
+        """Write a result, made by the present scoring unless another is named."""
+        result = replace(result, scoring=scoring_key() if scoring is None else scoring)
         for stage in ("replay", "score", "report"):
             self.write(StageEvent(stage=stage, status="done"))
         self.folder.result.write_text(dumps(result))

@@ -16,6 +16,7 @@ from textual.screen import ModalScreen
 from textual.widgets import Input, OptionList
 
 from diagnose.events import RunEvent, SessionEvent, StageEvent, VerdictEvent
+from diagnose.provenance import scoring_key
 from diagnose.report.json import dumps
 from diagnose.report.words import headline
 from diagnose.result import Direction, ProbeResult
@@ -348,3 +349,19 @@ async def test_a_stopped_run_shows_its_verdict_on_what_is_done(backend: FakeBack
         shown = " ".join(screen_text(app).split())
         assert "On 2 of 4 replays: the run was stopped. u does the rest" in shown
         assert "The experiment was not completed (interrupted)" in shown and "stale_weights" in shown
+
+
+@pytest.mark.parametrize("scoring, said", [("", True), ("0123456789abcdef", True), (scoring_key(), False)])
+async def test_a_verdict_of_another_scoring_says_so(
+    backend: FakeBackend, tmp_path: Path, scoring: str, said: bool
+) -> None:
+    script = Script(tmp_path / "old")
+    script.begin()
+    script.verdict(kl_spike(), scoring)
+    app = app_for(backend, tmp_path / "old")
+    async with app.run_test(size=(200, 50)) as pilot:
+        await finished(pilot)
+        shown = screen_text(app)
+        assert ("another version of the scoring" in shown) is said
+        assert ("diagnose score" in shown) is said
+        assert re.search(r"old, 01 Jan \d\d:16", shown)  # which run it is, and when it began

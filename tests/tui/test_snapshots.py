@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,16 @@ from diagnose.tui.app import DiagnoseApp
 from diagnose.tui.plan import PastRun
 from tests.tui.synthetic import CARDS, STEPS, FakeBackend, Script, play
 from tests.tui.test_flows import screen_text, to_candidates, to_symptom, until
+
+
+@pytest.fixture(autouse=True)
+def utc(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The time of day at which a run began is the terminal's own."""
+    monkeypatch.setenv("TZ", "UTC")
+    time.tzset()
+    yield
+    monkeypatch.undo()
+    time.tzset()
 
 
 @pytest.mark.parametrize("size", [(80, 24), (200, 50)], ids=["80x24", "200x50"])

@@ -100,15 +100,21 @@ def test_a_log_that_begins_late_does_not_show_the_steps_before(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     late = as_json(capsys, write(tmp_path / "late.jsonl", rows(first=59, late=59)))["now"]
-    assert "does not show the steps before 59" in late["act"] and "no good step" not in late["act"]
+    assert (
+        "does not show the steps before 59" in late["act"]
+        and "none of its checkpoints is good" not in late["act"]
+    )
     assert "before step 59, where the log begins" in late["keep"]
     whole = as_json(capsys, write(tmp_path / "whole.jsonl", rows(late=1)))["now"]
-    assert "there is no good step to go back to" in whole["act"]
+    assert "the log begins with the fault, so none of its checkpoints is good" in whole["act"]
 
 
 def test_an_onset_that_nobody_gave_is_not_the_first_step(capsys: pytest.CaptureFixture[str]) -> None:
     assert "since when is not known" in as_json(capsys, "--observed", "actor/kl_loss=up")["now"]["act"]
-    assert "no good step" in as_json(capsys, "--observed", "actor/kl_loss=up:start")["now"]["act"]
+    assert (
+        "none of its checkpoints is good"
+        in as_json(capsys, "--observed", "actor/kl_loss=up:start")["now"]["act"]
+    )
 
 
 @pytest.mark.parametrize(

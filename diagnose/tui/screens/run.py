@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass
+from datetime import datetime
 from functools import partial
 
 from rich.text import Text
@@ -200,6 +201,8 @@ class RunScreen(BaseScreen):
         self._show_status()
         self._show_rows()
         self._show_chart()
+        for box in self.query(".pane"):
+            box.border_subtitle = Text(literal(self._which(), 60))
         pane = self.query_one(VerdictPane)
         # A verdict that is there stays in view while a runner adds to it.
         pane.show(snapshot.result, self._waiting())
@@ -209,6 +212,12 @@ class RunScreen(BaseScreen):
             self._verdict_seen = True
             self.action_pane("verdict")
         self.refresh_bindings()
+
+    def _which(self) -> str:
+        """Return which run this is: its folder, and when it began."""
+        began = self._snapshot.view.began_t
+        when = datetime.fromtimestamp(began).strftime("%d %b %H:%M") if began else ""
+        return f"{self._launched.folder.path.name}, {when}" if when else self._launched.folder.path.name
 
     def _waiting(self) -> str:
         """Return why there is no verdict yet, or what may still change the one that there is; "" for its end."""
@@ -221,6 +230,9 @@ class RunScreen(BaseScreen):
                 return f"On {view.count_line()}: the run was stopped. u does the rest, and scores again."
             if view.end in ("failed", "interrupted"):
                 return f"The verdict of before: the run was {view.end} since, and may still change it."
+            if self._snapshot.outdated:
+                command = f"diagnose score {self._launched.folder.path}"
+                return f"Made by another version of the scoring, which may judge otherwise today: {command}"
             return ""
         if view.end in ("failed", "interrupted"):
             return f"There is no verdict: the run was {view.end}. {view.status_line(self._snapshot.alive)}"
@@ -240,7 +252,9 @@ class RunScreen(BaseScreen):
                 "warn" if spent or (not view.end and not snapshot.alive) else "head" if view.end else ""
             )
             status.say(
-                view.status_line(snapshot.alive, snapshot.budget_s), style, "" if view.end else view.now
+                view.status_line(snapshot.alive, snapshot.budget_s, snapshot.race),
+                style,
+                "" if view.end else view.now,
             )
 
     def _show_rows(self) -> None:
