@@ -32,6 +32,7 @@ from diagnose.report.words import (
     strength_word,
     strengths_found,
     what_to_do,
+    why,
     witness_word,
 )
 from diagnose.result import Candidate, Result, Verdict
@@ -57,7 +58,7 @@ def to_html(result: Result, evidence: Evidence) -> str:
         f"<h1>{VERDICT_SYMBOL[verdict]} {VERDICT_TITLE[verdict]}</h1>",
         f'<p class="dim">{_e(result.name)} · symptom {_e(result.symptom)} · {_e(result.status)}</p>',
         f'<p class="headline">{_e(headline(result))}</p>',
-        _section("Why", _list(result.score.reasons)),
+        _section("Why", _list(why(result))),
         _section("Strength that fits best", _list(strengths_found(result))),
         _section("What to do", _list(what_to_do(result))),
         _section("To tell them apart", _list(probes_found(result))),

@@ -16,7 +16,7 @@ import xml.etree.ElementTree as ET
 from collections.abc import Mapping
 
 from diagnose.report.text import literal, number, percent
-from diagnose.report.words import VERDICT_TITLE, VERDICT_WORD, fault_of_run, headline
+from diagnose.report.words import VERDICT_TITLE, VERDICT_WORD, fault_of_run, headline, why
 from diagnose.result import Candidate, Result, Verdict
 
 GOOD = (Verdict.REPRODUCED, Verdict.REPRODUCED_NOT_SPECIFIC, Verdict.NO_FAULT)
@@ -103,7 +103,7 @@ def _answer(suite: ET.Element, result: Result, expect: Mapping[str, str] | None)
         ET.SubElement(case, "error", type=verdict.value, message=headline(result))
     elif verdict not in GOOD:
         ET.SubElement(case, "failure", type=verdict.value, message=headline(result))
-    lines = [f"{VERDICT_TITLE[verdict]}. {headline(result)}", *map(literal, result.score.reasons)]
+    lines = [f"{VERDICT_TITLE[verdict]}. {headline(result)}", *why(result)]
     ET.SubElement(case, "system-out").text = "\n".join(lines)
 
 

@@ -21,6 +21,7 @@ from diagnose.report.words import (
     strengths_found,
     together,
     what_to_do,
+    why,
     witness_word,
 )
 from diagnose.result import Candidate, Result
@@ -41,7 +42,7 @@ def to_markdown(result: Result) -> str:
         "",
         f"**{escape(headline(result))}**",
         "",
-        *_bullets("Why", score.reasons),
+        *_bullets("Why", why(result)),
         *_bullets("Strength that fits best", strengths_found(result)),
         *_bullets("What to do", what_to_do(result)),
         *_bullets("To tell them apart", probes_found(result)),

@@ -20,12 +20,14 @@ from diagnose.report.words import (
     metric_title,
     movement,
     onset_word,
+    order_note,
     probes_found,
     remedies_found,
     replay_name,
     strengths_found,
     together,
     what_to_do,
+    why,
     witness_word,
 )
 from diagnose.result import AnomalyType, Candidate, Direction, Result, Verdict
@@ -38,7 +40,7 @@ def result_view(result: Result) -> RenderableType:
     """Return the whole answer: headline, ranking, metrics of the first candidate, reasons, what to do."""
     parts: list[RenderableType] = [headline_view(result), Text()]
     if result.score.ranking:
-        parts += [ranking_view(result), Text()]
+        parts += [ranking_view(result), Text(order_note(result), "dim")]
     first = best(result)
     if first and first.metrics:
         parts += [Text(f"What {literal(first.title, 80)} did", "bold"), metrics_view(first), Text()]
@@ -125,12 +127,15 @@ def metrics_view(candidate: Candidate, limit: int = 12) -> Table:
 def reasons_view(result: Result) -> RenderableType:
     """Return reasons, what to do, what was not tried or failed, and where everything is."""
     parts: list[RenderableType] = []
-    sections = {
-        "Why": tuple(map(literal, result.score.reasons)),
+    asked_for = {  # what somebody waited for stands where it is read first
+        "Would it help?": remedies_found(result),
+        **({"To tell them apart": probes_found(result)} if result.probes else {}),
+    }
+    sections = asked_for | {
+        "Why": why(result),
         "Strength that fits best": strengths_found(result),
         "What to do": what_to_do(result),
-        "To tell them apart": probes_found(result),
-        "Would it help?": remedies_found(result),
+        **({} if result.probes else {"To tell them apart": probes_found(result)}),
         "Failed runs": tuple(f"{literal(run)}: {literal(why)}" for run, why in result.failures.items()),
         "Not replayed": tuple(map(literal, together(result.not_tried))),
         "Stopped early": tuple(map(literal, together(result.stopped_early))),

@@ -118,6 +118,54 @@ def _doubt(result: Result, first: Candidate | None) -> str:
     return "is not shown to be the only fault that does"
 
 
+def why(result: Result) -> tuple[str, ...]:
+    """Return the reasons for the verdict, and what the first candidate did otherwise than the incident."""
+    return (*map(literal, result.score.reasons), *against(result))
+
+
+MOST_AGAINST = 2
+"""Metrics that are named as speaking against a candidate, the strongest first."""
+
+
+def against(result: Result) -> tuple[str, ...]:
+    """Return what speaks against the first candidate: metrics that it moves the other way, in words."""
+    first = best(result)
+    if first is None or result.score.verdict not in (
+        Verdict.REPRODUCED,
+        Verdict.REPRODUCED_NOT_SPECIFIC,
+        Verdict.PARTLY,
+    ):
+        return ()
+    other = [
+        name
+        for name in key_metrics(first, len(first.metrics))
+        if agreement_word(first.metrics[name]) == "opposite"
+    ]
+    if not other:
+        return ()
+    named = ", ".join(
+        f"{metric_title(name)} ({first.metrics[name].original.value} in the incident, "
+        f"{first.metrics[name].proxy.value} in the replay)"
+        for name in other[:MOST_AGAINST]
+    )
+    more = f" and {len(other) - MOST_AGAINST} more" if len(other) > MOST_AGAINST else ""
+    return (f"Against {literal(first.title, 80)}: the other way went {named}{more}.",)
+
+
+def order_note(result: Result) -> str:
+    """Return why the ranking is not in the order of the distances, "" where it is."""
+    farthest, late = 0.0, []
+    for candidate in result.score.ranking:
+        if candidate.distance < farthest:
+            late.append(candidate.fault)
+        elif candidate.distance == candidate.distance:
+            farthest = candidate.distance
+    if not late:
+        return ""
+    names = ", ".join(literal(fault, 60) for fault in late)
+    return f"Last, however near: {names}. A metric that cannot be wrong speaks against it."
+
+
 def what_to_do(result: Result) -> tuple[str, ...]:
     """Return the next steps, the most useful first."""
     first, verdict = best(result), result.score.verdict

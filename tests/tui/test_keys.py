@@ -19,7 +19,7 @@ from diagnose.events import RunEvent, SessionEvent, StageEvent, VerdictEvent
 from diagnose.provenance import scoring_key
 from diagnose.report.json import dumps
 from diagnose.report.words import headline
-from diagnose.result import Direction, ProbeResult
+from diagnose.result import Direction, ProbeResult, RemedyResult
 from diagnose.scoring import MANIFEST
 from diagnose.tui.screens.candidates import CandidatesScreen
 from diagnose.tui.screens.dialogs import AskScreen, ConfirmScreen, FilterScreen
@@ -365,3 +365,29 @@ async def test_a_verdict_of_another_scoring_says_so(
         assert ("another version of the scoring" in shown) is said
         assert ("diagnose score" in shown) is said
         assert re.search(r"old, 01 Jan \d\d:16", shown)  # which run it is, and when it began
+
+
+async def test_what_came_of_the_remedies_is_announced_and_shown(backend: FakeBackend, tmp_path: Path) -> None:
+    script = Script(tmp_path / "old")
+    play(script)
+    app = app_for(backend, tmp_path / "old")
+    async with app.run_test() as pilot:
+        await finished(pilot)
+        await pilot.press("f")
+        await until(pilot, lambda: isinstance(app.screen, ConfirmScreen), "asked")
+        assert "mending the cause" in " ".join(screen_text(app).split())
+        await pilot.press("y")
+        await until(pilot, lambda: backend.wishes == ["try_fix"], "started")
+        script.lock()
+        script.write(SessionEvent(name="kl_spike", symptom="kl_divergence_increase", candidates=FAULTS))
+        await until(pilot, lambda: "a runner is at work again" in screen_text(app), "at work")
+        cured = RemedyResult("stale_weights", "slower", "A quarter of the rate", {}, 0.95, (), "vanishes")
+        script.verdict(replace(kl_spike(), remedies=(cured,)))
+        await until(pilot, lambda: "Would it help?" in screen_text(app), "in view without a key")
+        assert "A quarter of the rate: vanishes" in " ".join(screen_text(app).split())
+        pane = app.screen.query_one("#verdict")
+        await until(pilot, lambda: pane.scroll_y > 0, "scrolled to")
+        await pilot.press("home")
+        await until(pilot, lambda: pane.scroll_y == 0, "home goes to the top of the pane")
+        await pilot.press("end")
+        await until(pilot, lambda: pane.scroll_y > 0, "end to its end")

@@ -16,8 +16,18 @@ from diagnose.report.evidence import Evidence
 from diagnose.report.markdown import escape, to_markdown
 from diagnose.report.terminal import render, result_view
 from diagnose.report.text import literal, number, percent, seconds
-from diagnose.report.words import agreement_word, fault_of_run, headline, replay_of_run, what_to_do
-from diagnose.result import Direction, Verdict
+from diagnose.report.words import (
+    against,
+    agreement_word,
+    fault_of_run,
+    headline,
+    metric_title,
+    order_note,
+    replay_of_run,
+    what_to_do,
+    why,
+)
+from diagnose.result import Direction, RemedyResult, Verdict
 from tests.fixtures.results import hostile, kl_spike, metric, with_verdict
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "report"
@@ -195,3 +205,35 @@ def test_registry_has_every_format() -> None:
     assert set(found) >= {"json", "junit", "markdown", "text", "html"}
     for name, report in found.items():
         assert report.render(kl_spike(), Evidence()), name
+
+
+def test_what_goes_the_other_way_is_told_with_the_reasons() -> None:
+    result = kl_spike()
+    assert against(result) == ()
+    first, *others = result.score.ranking
+    opposite = metric(Direction.UP, Direction.DOWN, -0.5)
+    metrics = {**first.metrics, "actor/entropy": opposite}
+    turned = replace(result, score=replace(result.score, ranking=(replace(first, metrics=metrics), *others)))
+    (said,) = against(turned)
+    assert said == (
+        f"Against {first.title}: the other way went {metric_title('actor/entropy')} "
+        "(up in the incident, down in the replay)."
+    )
+    assert said in why(turned) and "the other way went" in " ".join(render(turned).split())
+    nothing = replace(turned, score=replace(turned.score, verdict=Verdict.NOT_REPRODUCED))
+    assert against(nothing) == ()
+
+
+def test_a_ranking_that_is_not_by_distance_says_why() -> None:
+    result = kl_spike()
+    assert order_note(result) == ""
+    first, *others = result.score.ranking
+    denied = replace(others[-1], fault="near_but_denied", distance=first.distance / 2)
+    score = replace(result.score, ranking=(first, *others, denied))
+    assert order_note(replace(result, score=score)).startswith("Last, however near: near_but_denied.")
+
+
+def test_what_was_asked_for_comes_before_the_reasons() -> None:
+    cured = RemedyResult("stale_weights", "slower", "A quarter of the rate", {}, 0.95, (), "vanishes")
+    text = render(replace(kl_spike(), remedies=(cured,)))
+    assert text.index("Would it help?") < text.index("A quarter of the rate") < text.index("Why")

@@ -21,8 +21,8 @@ from diagnose.report import reports
 from diagnose.report.junit import to_junit
 from diagnose.report.proxy import proxy_view
 from diagnose.report.text import literal, number, seconds
-from diagnose.report.words import best, metric_title, replay_name
-from diagnose.result import Candidate
+from diagnose.report.words import best, metric_title, probes_found, remedies_found, replay_name
+from diagnose.result import Candidate, Result
 from diagnose.scoring import MANIFEST
 from diagnose.store import read_json, write_text
 from diagnose.tui.chart import OverlayChart, drawn_curves
@@ -152,6 +152,7 @@ class RunScreen(BaseScreen):
         self._shown_curves: tuple[Curves, ...] = ()
         self._wake = threading.Event()
         self._verdict_seen = False
+        self._told: Result | None = None
 
     def compose(self) -> ComposeResult:
         """Lay out the screen."""
@@ -208,10 +209,23 @@ class RunScreen(BaseScreen):
         pane.show(snapshot.result, self._waiting())
         # A runner that has just begun has not said so yet: only one that is gone has come to its end.
         ended = view.end == "completed" and not snapshot.alive
-        if snapshot.result is not None and ended and not self._verdict_seen:
-            self._verdict_seen = True
-            self.action_pane("verdict")
+        if snapshot.result is not None and ended:
+            if not self._verdict_seen:
+                self._verdict_seen = True
+                self.action_pane("verdict")
+            self._announce(snapshot.result)
         self.refresh_bindings()
+
+    def _announce(self, result: Result) -> None:
+        """Say what came of that which was tried beside the verdict, and go to where it stands."""
+        before, self._told = self._told, result
+        if before is None or (before.remedies, before.probes) == (result.remedies, result.probes):
+            return
+        wish = "try_fix" if before.remedies != result.remedies else "probe"
+        lines = remedies_found(result) if wish == "try_fix" else probes_found(result)
+        self.notify(literal(lines[0]) if lines else "", title=WISHES[wish][1], markup=False, timeout=15)
+        self.action_pane("verdict")
+        self.query_one(VerdictPane).show_reasons()
 
     def _which(self) -> str:
         """Return which run this is: its folder, and when it began."""
@@ -517,6 +531,11 @@ class RunScreen(BaseScreen):
             details = (
                 *(f"• {line}" for line in cost.what),
                 f"Cost: {cost.runs} runs, {cost.steps:,} steps in all{took}.",
+                *(
+                    ("They ease the effect; mending the cause, as “What to do” says, needs no trial.",)
+                    if wish == "try_fix"
+                    else ()
+                ),
                 f"The verdict stays; what comes out is added to it, under “{section}”.",
             )
             self.app.push_screen(ConfirmScreen(what, details), lambda yes: self._wish(wish) if yes else None)

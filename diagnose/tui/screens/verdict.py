@@ -13,7 +13,7 @@ from textual.widgets import DataTable, Static
 
 from diagnose.report.terminal import headline_view, metrics_view, reasons_view, verdict_text
 from diagnose.report.text import literal, number, percent
-from diagnose.report.words import best, replay_name, witness_word
+from diagnose.report.words import best, order_note, replay_name, witness_word
 from diagnose.result import Result
 from diagnose.tui.table import RowTable
 
@@ -31,6 +31,16 @@ class Ranking(RowTable):
         ),
         Binding("pageup", "scroll_pane(-1)", "Back up", tooltip="Scroll up", show=False, id="verdict-up"),
     ]
+
+    def action_scroll_top(self) -> None:
+        """Go to the first row, and to the top of the pane."""
+        super().action_scroll_top()
+        self.query_ancestor(VerdictPane).scroll_home(animate=False)
+
+    def action_scroll_bottom(self) -> None:
+        """Go to the last row, and to the end of the pane."""
+        super().action_scroll_bottom()
+        self.query_ancestor(VerdictPane).scroll_end(animate=False)
 
     def action_scroll_pane(self, pages: int) -> None:
         """Scroll the pane by a page."""
@@ -61,6 +71,7 @@ class VerdictPane(VerticalScroll, can_focus=True):
         table = Ranking({label: label for label in labels}, {"fault": 20}, id="ranking")
         table.display = False
         yield table
+        yield Static(id="order", markup=False)
         yield Static(id="reasons")  # before the numbers: here one reads from the top
         yield Static(id="metrics-title", markup=False)
         yield Static(id="metrics")
@@ -85,7 +96,7 @@ class VerdictPane(VerticalScroll, can_focus=True):
         self._result = result
         table = self.query_one(Ranking)
         table.display = result is not None and bool(result.score.ranking)
-        for name in ("#metrics-title", "#metrics", "#reasons"):
+        for name in ("#metrics-title", "#metrics", "#reasons", "#order"):
             self.query_one(name, Static).update("")
         if result is None:
             table.put({})
@@ -104,6 +115,9 @@ class VerdictPane(VerticalScroll, can_focus=True):
                 for rank, candidate in enumerate(result.score.ranking, 1)
             }
         )
+        note = order_note(result)
+        self.query_one("#order", Static).update(Text(note, "dim"))
+        self.query_one("#order").display = bool(note)
         first = best(result)
         if first is not None:
             table.move_cursor(row=result.score.ranking.index(first))
@@ -115,6 +129,10 @@ class VerdictPane(VerticalScroll, can_focus=True):
         table = self.query_one(Ranking)
         (table if table.display else self).focus(scroll_visible=False)
         self.scroll_home(animate=False)
+
+    def show_reasons(self) -> None:
+        """Scroll down to the sections of reasons and findings."""
+        self.call_after_refresh(self.scroll_to_widget, self.query_one("#reasons"), top=True, animate=False)
 
     def note(self, text: str) -> None:
         """Keep a sentence at the end of the pane, such as where a report was written."""
