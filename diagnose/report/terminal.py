@@ -157,5 +157,7 @@ def _movement(direction: Direction, kind: AnomalyType) -> Text:
 
 def _bullet(text: str) -> RenderableType:
     grid = Table.grid(padding=(0, 1))
+    grid.add_column()
+    grid.add_column(overflow="fold")  # a path that is longer than the line is to be typed whole
     grid.add_row(Text("•"), Text(text))
     return Padding(grid, (0, 0, 0, 1))

@@ -16,7 +16,7 @@ from textual.screen import Screen
 
 from diagnose.store import RunFolder
 from diagnose.tui.plan import Backend, Launched
-from diagnose.tui.screens.base import SIDE_BY_SIDE
+from diagnose.tui.screens.base import HIGH, SIDE_BY_SIDE
 from diagnose.tui.screens.home import HomeScreen
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ class DiagnoseApp(App[None]):
     TITLE = "diagnose"
     CSS_PATH = "diagnose.tcss"
     HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (SIDE_BY_SIDE, "-wide")]  # noqa: RUF012  (Textual's own type)
-    VERTICAL_BREAKPOINTS = [(0, "-short"), (18, "-tall")]  # noqa: RUF012
+    VERTICAL_BREAKPOINTS = [(0, "-short"), (18, "-tall"), (HIGH, "-high")]  # noqa: RUF012
     BINDINGS = [  # noqa: RUF012
         Binding("q", "quit", "Quit", tooltip="Leave; a run that is under way goes on", id="quit"),
         Binding(

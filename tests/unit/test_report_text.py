@@ -17,6 +17,7 @@ from diagnose.report.markdown import escape, to_markdown
 from diagnose.report.terminal import render, result_view
 from diagnose.report.text import literal, number, percent, seconds
 from diagnose.report.words import (
+    NOT_REACHED,
     against,
     agreement_word,
     fault_of_run,
@@ -237,3 +238,12 @@ def test_what_was_asked_for_comes_before_the_reasons() -> None:
     cured = RemedyResult("stale_weights", "slower", "A quarter of the rate", {}, 0.95, (), "vanishes")
     text = render(replace(kl_spike(), remedies=(cured,)))
     assert text.index("Would it help?") < text.index("A quarter of the rate") < text.index("Why")
+
+
+def test_a_command_to_be_typed_is_never_cut() -> None:
+    folder = "/a/" + "very_long_name_" * 12 + "end"
+    late = replace(kl_spike(), run_dir=folder, not_tried={"late": f"{NOT_REACHED}: the budget was spent"})
+    text = render(late, width=60)
+    assert f"diagnose run --resume {folder} --budget 300" in "".join(
+        line.strip(" •") + " " * (len(line) < 60) for line in text.splitlines()
+    ).replace("  ", " ")

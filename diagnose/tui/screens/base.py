@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 SIDE_BY_SIDE = 120
 """Columns of a terminal from which panes stand side by side: where the application's class `-wide` begins."""
+HIGH = 42
+"""Lines from which panes that hold a chart can stand over one another: where its class `-high` begins."""
 
 
 class BaseScreen(Screen[None]):
@@ -25,6 +27,8 @@ class BaseScreen(Screen[None]):
 
     PANES: tuple[str, ...] = ()
     """Ids of the panes of which a narrow terminal shows one."""
+    LEAST_LINES = 0
+    """Lines of a terminal that the panes need to stand side by side."""
     SIGNS: Mapping[str, str] = {}
     """Signs that the screen uses, and what they mean; `?` lists them."""
 
@@ -57,7 +61,7 @@ class BaseScreen(Screen[None]):
         By its own style and not by a class: a class has the rules applied anew to all that is in the pane, which was
         most of the time between a key and what it does.
         """
-        wide = self.app.size.width >= SIDE_BY_SIDE
+        wide = self.app.size.width >= SIDE_BY_SIDE and self.app.size.height >= self.LEAST_LINES
         for name in self.PANES:
             for pane in self.query(f"#{name}"):
                 pane.display = wide or name == self._pane

@@ -31,7 +31,7 @@ from diagnose.tui.keybar import KeyBar
 from diagnose.tui.logtail import literal_lines, log_files, tail_text
 from diagnose.tui.model import RunRow, Snapshot
 from diagnose.tui.plan import Cost, Launched
-from diagnose.tui.screens.base import BaseScreen
+from diagnose.tui.screens.base import HIGH, BaseScreen
 from diagnose.tui.screens.dialogs import (
     AskScreen,
     ConfirmScreen,
@@ -57,9 +57,10 @@ WISHES = {
 
 
 class RunScreen(BaseScreen):
-    """Replays, chart and verdict of one run folder; three panes side by side, one at a time on a narrow terminal."""
+    """Replays, chart and verdict of one run folder; three panes side by side, one at a time on a small terminal."""
 
     PANES = ("runs", "chart", "verdict")
+    LEAST_LINES = HIGH
     SIGNS = {  # noqa: RUF012
         "· ▶ ✔ ✘ –": "queued, under way, done, failed, left out (the budget was spent)",
         "○ ●": "original, healthy and faulty",
