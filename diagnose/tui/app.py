@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import shlex
 import sys
 import time
@@ -36,6 +37,7 @@ def run(run_dir: Path | None = None) -> int:
     from diagnose.tui.launch import SessionBackend
 
     app = DiagnoseApp(SessionBackend(), run_dir)
+    app.owns_process = True
     app.run()
     for folder in app.watched:
         if folder.is_alive():
@@ -90,6 +92,8 @@ class DiagnoseApp(App[None]):
         self._interrupted_at = -AGAIN_S
         self._run_dir = run_dir
         self._cards = cards
+        self._settled: set[str] = set()
+        self.owns_process = False  # whether the garbage collector is ours to tune: `run` says so, tests don't
 
     @property
     def cards(self) -> Library:
@@ -97,6 +101,16 @@ class DiagnoseApp(App[None]):
         from taxonomy.registry import library
 
         return self._cards if self._cards is not None else library()
+
+    def settle(self, stage: str) -> None:
+        """Take all that is there by now (modules most of all) out of the garbage collector's rounds, once a stage.
+
+        A full round over it holds the screen up for a tenth of a second, in the middle of somebody's typing. What is
+        garbage at that moment stays, once a stage and not more often.
+        """
+        if self.owns_process and stage not in self._settled:
+            self._settled.add(stage)
+            self.call_after_refresh(gc.freeze)
 
     def on_mount(self) -> None:
         """Show the first screen, and the run that was asked for on top of it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import re
 from collections import defaultdict
 from collections.abc import Iterator
@@ -391,3 +392,21 @@ async def test_what_came_of_the_remedies_is_announced_and_shown(backend: FakeBac
         await until(pilot, lambda: pane.scroll_y == 0, "home goes to the top of the pane")
         await pilot.press("end")
         await until(pilot, lambda: pane.scroll_y > 0, "end to its end")
+
+
+async def test_what_is_loaded_is_out_of_the_collectors_rounds(backend: FakeBackend, tmp_path: Path) -> None:
+    play(Script(tmp_path / "old"))
+    before = gc.get_freeze_count()
+    app = app_for(backend, tmp_path / "old")
+    app.owns_process = True
+    try:
+        async with app.run_test() as pilot:
+            await finished(pilot)
+            await until(pilot, lambda: gc.get_freeze_count() > before + 10_000, "frozen")
+            await pilot.press("escape")
+            kept = gc.get_freeze_count()
+            app.settle("HomeScreen")  # shown again
+            await pilot.pause(0.3)
+            assert gc.get_freeze_count() == kept
+    finally:
+        gc.unfreeze()

@@ -45,6 +45,7 @@ class BaseScreen(Screen[None]):
     def on_mount(self) -> None:
         """Show the first pane."""
         self._share()
+        self.diagnose.settle(type(self).__name__)
 
     def on_resize(self, _: Resize) -> None:
         """Show what the new width has room for."""

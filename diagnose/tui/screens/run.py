@@ -216,6 +216,7 @@ class RunScreen(BaseScreen):
                 self.action_pane("verdict")
             self._announce(snapshot.result)
         self.refresh_bindings()
+        self.diagnose.settle("curves")  # what reads them has come in by now
 
     def _announce(self, result: Result) -> None:
         """Say what came of that which was tried beside the verdict, and go to where it stands."""
