@@ -97,8 +97,13 @@ def execute(folder: RunFolder, log: EventLog) -> Result:
     return result
 
 
-def conclude_early(folder: RunFolder, log: EventLog) -> None:
-    """Score what a stopped session has done, unless the verdict of an earlier runner, on all replays, is there.
+def conclude_early(folder: RunFolder, log: EventLog, status: str) -> None:
+    """Score what a session has done that was stopped or failed, unless an earlier runner's verdict on all is there.
+
+    Args:
+        folder: The run folder.
+        log: Its event file.
+        status: "interrupted" or "failed".
 
     Raises:
         RunError: The folder is not a run folder of this version.
@@ -108,7 +113,7 @@ def conclude_early(folder: RunFolder, log: EventLog) -> None:
     before = read_json(folder.result)
     if isinstance(before, dict) and before.get("status") == "completed":
         return
-    result = so_far(folder, "interrupted", worked_s(folder))
+    result = so_far(folder, status, worked_s(folder))
     if result is None:
         log.append(NoteEvent(text="no verdict yet: it takes a healthy replay and one with a fault"))
         return

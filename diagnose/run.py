@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from diagnose.prepare import Overrides, Prepared
     from diagnose.result import Result
 
-STOP_PATIENCE_S = 20.0
+STOP_PATIENCE_S = 30.0
 
 
 @dataclass(frozen=True)
@@ -241,8 +241,8 @@ def _watch(folder: RunFolder, terminal: Terminal, outputs: Outputs) -> Watched |
         else:
             process.terminate()
             try:
-                process.wait(STOP_PATIENCE_S)
-            except subprocess.TimeoutExpired:
+                process.wait(STOP_PATIENCE_S)  # it scores what is done
+            except (subprocess.TimeoutExpired, KeyboardInterrupt):
                 process.kill()
                 process.wait()
         return None

@@ -60,15 +60,15 @@ def _interrupt(_number: int, _frame: FrameType | None) -> None:
     raise Interrupted
 
 
-def _score_so_far(folder: RunFolder, log: EventLog) -> None:
+def _score_so_far(folder: RunFolder, log: EventLog, status: str) -> None:
     """Leave a verdict on the replays that are done; whatever keeps one from it, the session is over and kept."""
     try:
         from diagnose import pipeline
 
-        pipeline.conclude_early(folder, log)
+        pipeline.conclude_early(folder, log, status)
     except (OSError, ValueError) as error:
         with suppress(OSError):
-            log.append(NoteEvent(level="warn", text=f"no verdict on what is done: {error}"))
+            log.append(NoteEvent(text=f"no verdict on what is done: {error}"))
     except Exception:  # a defect of ours must not hide that the run was stopped
         traceback.print_exc()
 
@@ -83,7 +83,7 @@ def _execute(folder: RunFolder, log: EventLog) -> tuple[str, ExitCode]:
         result = pipeline.execute(folder, log)
         return result.status, exit_code(result, session.load(folder).expect)
     except Interrupted:
-        _score_so_far(folder, log)
+        _score_so_far(folder, log, "interrupted")
         return "interrupted", ExitCode.INTERRUPTED
     except OSError as error:
         message = f"{error.strerror or error}" + (f": {error.filename}" if error.filename else "")
@@ -99,6 +99,7 @@ def _execute(folder: RunFolder, log: EventLog) -> tuple[str, ExitCode]:
     traceback.print_exc()
     with suppress(OSError):
         log.append(NoteEvent(level="error", text=message, mend=mend))
+    _score_so_far(folder, log, "failed")
     return "failed", code
 
 

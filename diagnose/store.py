@@ -174,7 +174,7 @@ class RunFolder:
                 return True
             return False
 
-    def stop(self, patience_s: float = 20.0) -> bool:
+    def stop(self, patience_s: float = 30.0) -> bool:
         """End the runner: SIGTERM, after `patience_s` SIGKILL. Returns whether one was at work."""
         if not self.is_alive():
             return False

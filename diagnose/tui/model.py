@@ -208,7 +208,7 @@ class RunView:
             return f"Finished: {self.count_line()}, in {seconds(self.spent_s)}."
         if self.end == "interrupted":
             done = f"Stopped, with a verdict on {self.count_line()}" if self.verdict else "Stopped"
-            return f"{done}. What is done is kept; u resumes the rest."
+            return f"{done}. What is done is kept; u resumes the rest.{self._no_verdict()}"
         if self.end == "failed":
             return f"Failed. {self._last_problem()}".strip()
         if not alive:
@@ -235,6 +235,14 @@ class RunView:
         return (
             f"{spent}, {left}; no replay starts after {seconds(budget_s)}" if budget_s else f"{spent}, {left}"
         )
+
+    def _no_verdict(self) -> str:
+        """Return why a stopped run has no verdict, with a blank before it; "" where it has one."""
+        kinds = {row.fault is None for row in self.replays if row.status == "done"}
+        if self.verdict or kinds == {True, False}:
+            return ""
+        missing = "healthy replay" if True not in kinds else "replay with a fault"
+        return f" No verdict yet: no {missing} is done."
 
     def _last_problem(self) -> str:
         for note in reversed(self.notes):

@@ -6,6 +6,7 @@ import os
 import re
 import shlex
 import signal
+import time
 from collections import Counter
 
 import pytest
@@ -126,6 +127,18 @@ def test_a_stopped_run_leaves_a_verdict_on_what_is_done(lab, undisturbed):
     assert ranked and waiting and not ranked & waiting
     assert lab.run("run", "--resume", lab.out)[0] == 0
     assert the_same(lab.result()) == undisturbed
+
+
+def test_a_second_ctrl_c_ends_at_once(lab):
+    viewer = begin(lab, FAKE_STEP_S="0.06")
+    os.kill(runner_pid(lab), signal.SIGSTOP)  # a runner that takes its time to end
+    viewer.send_signal(signal.SIGINT)
+    time.sleep(0.5)
+    assert viewer.poll() is None
+    viewer.send_signal(signal.SIGINT)
+    _, err = viewer.communicate(timeout=20)
+    assert viewer.returncode == 130 and "resume with" in err
+    wait_for(lambda: not lab.processes())
 
 
 def test_stopping_more_work_on_a_finished_run_keeps_its_verdict(lab, undisturbed):

@@ -22,6 +22,8 @@ from diagnose.report.json import dumps
 from diagnose.report.words import headline
 from diagnose.result import Direction, ProbeResult, RemedyResult
 from diagnose.scoring import MANIFEST
+from diagnose.store import RunFolder
+from diagnose.tui.plan import Launched
 from diagnose.tui.screens.candidates import CandidatesScreen
 from diagnose.tui.screens.dialogs import AskScreen, ConfirmScreen, FilterScreen
 from diagnose.tui.screens.home import HomeScreen
@@ -394,19 +396,20 @@ async def test_what_came_of_the_remedies_is_announced_and_shown(backend: FakeBac
         await until(pilot, lambda: pane.scroll_y > 0, "end to its end")
 
 
-async def test_what_is_loaded_is_out_of_the_collectors_rounds(backend: FakeBackend, tmp_path: Path) -> None:
+async def test_what_is_loaded_leaves_the_collectors_rounds_once_a_stage(
+    backend: FakeBackend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[int] = []
+    monkeypatch.setattr(gc, "freeze", lambda: calls.append(1))  # the tests' own garbage is to go
     play(Script(tmp_path / "old"))
-    before = gc.get_freeze_count()
-    app = app_for(backend, tmp_path / "old")
-    app.owns_process = True
-    try:
+    for owns in (False, True):
+        app = app_for(backend, tmp_path / "old")
+        app.owns_process = owns
         async with app.run_test() as pilot:
             await finished(pilot)
-            await until(pilot, lambda: gc.get_freeze_count() > before + 10_000, "frozen")
+            await until(pilot, lambda: len(calls) == 3 * owns, "home, run screen and curves")  # noqa: B023
             await pilot.press("escape")
-            kept = gc.get_freeze_count()
-            app.settle("HomeScreen")  # shown again
-            await pilot.pause(0.3)
-            assert gc.get_freeze_count() == kept
-    finally:
-        gc.unfreeze()
+            app.show_run(Launched(RunFolder(tmp_path / "old")))
+            await finished(pilot)
+            await pilot.pause(0.2)
+        assert len(calls) == 3 * owns

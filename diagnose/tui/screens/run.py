@@ -243,7 +243,8 @@ class RunScreen(BaseScreen):
             if self._snapshot.alive:
                 return "From before: a runner is at work again and will bring this up to date."
             if result.status != "completed":
-                return f"On {view.count_line()}: the run was stopped. u does the rest, and scores again."
+                how = "failed" if result.status == "failed" else "was stopped"
+                return f"On {view.count_line()}: the run {how}. u does the rest, and scores again."
             if view.end in ("failed", "interrupted"):
                 return f"The verdict of before: the run was {view.end} since, and may still change it."
             if self._snapshot.outdated:
