@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
 POLL_S = 0.1
+QUIET_S = 60.0
+"""Seconds after which a replay under way is told of in plain lines: on a cluster one takes hours."""
 LIVE_METRICS = ("critic/rewards/mean", "actor/kl_loss")
 """What a live bar shows beside a run's steps."""
 
@@ -105,11 +107,12 @@ def follow(
 
 
 class _PlainView:
-    """One line an event; steps are left out, except for every twentieth when asked for details."""
+    """One line an event; of the steps one every `QUIET_S` seconds a run, or every twentieth when asked for details."""
 
     def __init__(self, terminal: Terminal) -> None:
         self._terminal = terminal
         self._counts = Counts()
+        self._said_t: dict[str, float] = {}  # of each replay, when something was last said of it
 
     def __call__(self, event: Event) -> None:
         line = self.line(event)
@@ -120,13 +123,16 @@ class _PlainView:
         """Return the line of an event, "" for one that is not shown."""
         if isinstance(event, RunEvent):
             self._counts.take(event)
+            self._said_t[event.run] = event.t
             if event.status == "queued":
                 return ""
             reason = f": {event.reason}" if event.reason else ""
             return f"run {event.run}: {event.status} ({self._counts.over}/{self._counts.all}){reason}"
         if isinstance(event, StepEvent):
-            if self._terminal.verbosity < 1 or event.step % 20:
+            detail = self._terminal.verbosity >= 1 and event.step % 20 == 0
+            if not detail and event.t - self._said_t.setdefault(event.run, event.t) < QUIET_S:
                 return ""
+            self._said_t[event.run] = event.t
             return f"run {event.run}: step {event.step}/{event.steps} {_metrics(event)}"
         return describe(event)
 

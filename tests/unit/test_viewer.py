@@ -88,3 +88,15 @@ def test_stages_say_what_they_did():
     assert describe(NoteEvent(level="warn", text="x")) == "warning: x"
     assert describe(EndEvent(status="completed", exit_code=0)) == ""
     assert describe(EndEvent(status="interrupted", exit_code=130)) == "interrupted"
+
+
+def test_a_long_replay_is_told_of_once_a_minute(tmp_path, capsys):
+    told = [RunEvent(t=100.0, run="a-x1-s1", fault="a", seed=1, status="started")]
+    told += [
+        StepEvent(t=100.0 + 25 * step, run="a-x1-s1", step=step, steps=8, data={}) for step in range(1, 9)
+    ]
+    folder = RunFolder(tmp_path)
+    folder.events.write_text("".join(event.to_line() + "\n" for event in told))
+    follow(folder, Terminal())
+    lines = [line.strip() for line in capsys.readouterr().err.splitlines()]
+    assert lines == ["run a-x1-s1: started (0/1)", "run a-x1-s1: step 3/8", "run a-x1-s1: step 6/8"]
