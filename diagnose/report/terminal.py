@@ -40,7 +40,8 @@ def result_view(result: Result) -> RenderableType:
     """Return the whole answer: headline, ranking, metrics of the first candidate, reasons, what to do."""
     parts: list[RenderableType] = [headline_view(result), Text()]
     if result.score.ranking:
-        parts += [ranking_view(result), Text(order_note(result), "dim")]
+        note = order_note(result)
+        parts += [ranking_view(result), *([Text(note, "dim")] if note else []), Text()]
     first = best(result)
     if first and first.metrics:
         parts += [Text(f"What {literal(first.title, 80)} did", "bold"), metrics_view(first), Text()]
