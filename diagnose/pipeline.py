@@ -30,6 +30,7 @@ from diagnose.events import (
     VerdictEvent,
 )
 from diagnose.jobs import make_ready, read_outcome
+from diagnose.logs.text import count
 from diagnose.proxy_files import damage
 from diagnose.race import Race, Rung, race_of, replayed, rungs
 from diagnose.result import Result
@@ -295,8 +296,10 @@ class Replays:
                 started = True
                 self._stage("started", f"{len(missing)} runs")
             elif missing:
-                gone = f", {len(plan[-1].stopped)} candidates stopped" if plan[-1].stopped else ""
-                self._log.append(NoteEvent(text=f"{plan[-1].name}: {len(missing)} more replays{gone}"))
+                gone = f", {count(len(plan[-1].stopped), 'candidate')} stopped" if plan[-1].stopped else ""
+                self._log.append(
+                    NoteEvent(text=f"{plan[-1].name}: {count(len(missing), 'further replay')}{gone}")
+                )
             self._run_all(missing)
             self._keep(race, plan, over)
             # Nobody gets another strength or seed while another candidate waits for its first replay.

@@ -109,12 +109,17 @@ def headline(result: Result) -> str:
     return f"The experiment was not completed ({literal(result.status, 30)}). On what there is: {sentence}"
 
 
+DOUBT = 120
+"""Most characters of a doubt in the headline: it may name twenty faults, which stand below."""
+
+
 def _doubt(result: Result, first: Candidate | None) -> str:
     """Return why a reproduced fault is not specific: its rivals, or that it was not shown to be the only one."""
     if first is not None and first.rivals:
         return f"this evidence cannot tell it from {titles(result, first.rivals)}"
     if first is not None and first.doubts:
-        return f"not as the only cause: {'; '.join(literal(doubt) for doubt in first.doubts[:2])}"
+        told = "; ".join(literal(doubt, DOUBT) for doubt in first.doubts[:2])
+        return f"not as the only cause: {told}".removesuffix(".")
     return "is not shown to be the only fault that does"
 
 

@@ -88,7 +88,8 @@ class VerdictPane(VerticalScroll, can_focus=True):
         standing.display = result is not None and bool(waiting)
         standing.update(Text(literal(waiting), "bold"))
         # Said in the frame too: that stays in view wherever the pane is scrolled to.
-        self.border_title = "3 Verdict of before" if standing.display else "3 Verdict"
+        early = "so far" if result is not None and result.status != "completed" else "of before"
+        self.border_title = f"3 Verdict {early}" if standing.display else "3 Verdict"
         if result is None:
             self.query_one("#headline", Static).update(Text(literal(waiting)))
         if result is self._result:
