@@ -328,5 +328,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    if "OMP_NUM_THREADS" not in os.environ:  # numpy reads it when it is imported
+        os.environ["OMP_NUM_THREADS"] = "1"
+        os.execv(sys.executable, [sys.executable, "-m", "bench.builder", *sys.argv[1:]])
     sys.exit(main())

@@ -110,6 +110,7 @@ class _Swaps:
     def __init__(self, distance_EE: Array, medoids_K: Indices) -> None:
         experts = len(distance_EE)
         self.distance_EE, self.medoids_K = distance_EE, medoids_K.copy()
+        self.to_EE = np.ascontiguousarray(distance_EE.T)  # a medoid's distances lie side by side
         self.nearest_E = np.zeros(experts, np.intp)
         self.near_E, self.second_E = np.zeros(experts), np.zeros(experts)
         self.gain_EC, self.loss_EC = np.zeros((experts, experts)), np.zeros((experts, experts))
@@ -118,20 +119,21 @@ class _Swaps:
         owner_KE = np.arange(len(medoids_K))[:, None] == self.nearest_E
         self.change_KC = owner_KE.astype(np.float64) @ self.loss_EC
         self.gained_C = self.gain_EC.sum(axis=0)
+        self.total_KC = np.empty_like(self.change_KC)
 
     def swap(self) -> bool:
         """Make the best swap; return whether it lowers the loss (it is not made otherwise)."""
-        total_KC = self.change_KC + self.gained_C
+        total_KC = np.add(self.change_KC, self.gained_C, out=self.total_KC)
         total_KC[:, self.medoids_K] = np.inf
         slot, candidate = np.unravel_index(np.argmin(total_KC), total_KC.shape)
         before = self.medoids_K[slot]
         swapped_K = self.medoids_K.copy()
         swapped_K[slot] = candidate
-        loss = float(self.distance_EE[:, swapped_K].min(axis=1).sum())
+        loss = float(self.to_EE[swapped_K].min(axis=0).sum())
         if self.loss - loss <= MIN_GAIN:
             return False
         self.medoids_K, self.loss = swapped_K, loss
-        reach_E = np.minimum(self.distance_EE[:, candidate], self.distance_EE[:, before])
+        reach_E = np.minimum(self.to_EE[candidate], self.to_EE[before])
         rows = np.flatnonzero(reach_E <= self.second_E)
         self._add(rows, -1.0)
         self._look(rows)

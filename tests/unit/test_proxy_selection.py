@@ -5,7 +5,7 @@ from math import sqrt
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from proxy.layer_stats import LayerStats
@@ -167,11 +167,14 @@ def test_identical_experts_stay_in_as_many_clusters_as_asked():
     assert set(found.labels) == {0, 1}
 
 
+@example(1263, 3)
 @given(seeds, st.integers(2, 7))
 def test_relabelling_the_experts_changes_nothing_but_their_names(seed, keep):
     s = random_stats(seed, tokens=200)
     counts = s.counts_E + np.linspace(0.1, 0.2, 8)  # no ties
-    distance = random_distance(seed, 8)
+    # Nor any among swaps: either of two experts that are a cluster by themselves is as good a medoid, to the last bit.
+    distance = random_distance(seed, 8) + 1e-3 * np.random.default_rng(seed).random((8, 8))
+    np.fill_diagonal(distance, 0.0)
     permutation = np.random.default_rng(seed + 1).permutation(8)
 
     def select(order):
