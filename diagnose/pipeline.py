@@ -33,6 +33,8 @@ from diagnose.jobs import make_ready, read_outcome
 from diagnose.logs.text import count
 from diagnose.proxy_files import damage
 from diagnose.race import Race, Rung, race_of, replayed, rungs
+from diagnose.report.json import to_json
+from diagnose.report.words import headline
 from diagnose.result import Result
 from diagnose.score.near import Nearness
 from diagnose.scoring import MANIFEST, evaluate, so_far, standings, stored_cut
@@ -93,8 +95,9 @@ def execute(folder: RunFolder, log: EventLog) -> Result:
     )
     log.append(StageEvent(stage="score", status="done"))
     log.append(StageEvent(stage="report", status="started"))
-    _publish(result, folder, log)
+    write_json(folder.result, to_json(result))
     log.append(StageEvent(stage="report", status="done", detail=folder.result.name))
+    log.append(VerdictEvent(verdict=result.score.verdict.value, summary=headline(result)))
     return result
 
 
@@ -118,14 +121,6 @@ def conclude_early(folder: RunFolder, log: EventLog, status: str) -> None:
     if result is None:
         log.append(NoteEvent(text="no verdict yet: it takes a healthy replay and one with a fault"))
         return
-    _publish(result, folder, log)
-
-
-def _publish(result: Result, folder: RunFolder, log: EventLog) -> None:
-    """Write a result into its folder, and tell the viewers."""
-    from diagnose.report.json import to_json
-    from diagnose.report.words import headline
-
     write_json(folder.result, to_json(result))
     log.append(VerdictEvent(verdict=result.score.verdict.value, summary=headline(result)))
 
