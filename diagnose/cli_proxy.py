@@ -39,7 +39,7 @@ def _floats(text: str, what: str) -> tuple[float, ...]:
 @proxy_app.command()
 def build(
     checkpoint: CheckpointArgument,
-    experts: Annotated[int, typer.Option("--experts", min=1, help="Experts kept a layer.")],
+    experts: Annotated[int, typer.Option("--experts", min=1, max=10**6, help="Experts kept a layer.")],
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder to write.")],
     strategy: StrategyName = "multi_view",
     alpha: Annotated[
@@ -48,7 +48,7 @@ def build(
     normalisation: Annotated[str, typer.Option(help="min_max, max or rank.")] = "min_max",
     calibration: Annotated[str, typer.Option(help="embedded, or a JSONL file of prompts.")] = "embedded",
     tokens: Annotated[int, typer.Option(min=1, help="Calibration tokens at most.")] = 65536,
-    seed: Annotated[int, typer.Option(help="Seed of the random strategy.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the random strategy.")] = 0,
     mtp: Annotated[str, typer.Option(help="Multi-token-prediction layers: drop or prune.")] = "drop",
     test_prompts: Annotated[
         Path | None, typer.Option("--test-prompts", metavar="FILE", help="Warn where calibration has these.")
@@ -69,7 +69,7 @@ def build(
         router, coactivation, context = (weight / sum(weights) for weight in weights)
     except (ValueError, ZeroDivisionError):
         message = f"--alpha takes three numbers with commas between, or auto, not {alpha!r}"
-        raise DiagnoseError(message) from None
+        raise DiagnoseError(message, "1,1,1 weighs them evenly") from None
     spec = BuildSpec(
         checkpoint,
         str(out),
@@ -106,6 +106,8 @@ def inspect(checkpoint: CheckpointArgument, experts: Experts = None, json: Json 
     for line in checkpoint_facts(data):
         terminal.data(line)
     plan, made = data.get("plan"), data["manifest"]
+    if problem := data["manifest_error"]:
+        terminal.warn(problem)
     for warning in plan["warnings"] if plan else ():
         terminal.warn(warning)
     if made:
@@ -228,10 +230,10 @@ def cost(
     seconds: Annotated[
         str, typer.Option(metavar="S,S", help="Measured seconds a step of original and proxies [estimated].")
     ] = "",
-    tokens: Annotated[int, typer.Option(min=1, help="Tokens of a micro batch.")] = 4096,
-    responses: Annotated[int, typer.Option(min=1, help="Responses a step.")] = 1024,
-    prompt: Annotated[int, typer.Option(min=1, help="Tokens of a prompt.")] = 512,
-    response: Annotated[int, typer.Option(min=1, help="Tokens of a response.")] = 1024,
+    tokens: Annotated[int, typer.Option(min=1, max=10**9, help="Tokens of a micro batch.")] = 4096,
+    responses: Annotated[int, typer.Option(min=1, max=10**9, help="Responses a step.")] = 1024,
+    prompt: Annotated[int, typer.Option(min=1, max=10**9, help="Tokens of a prompt.")] = 512,
+    response: Annotated[int, typer.Option(min=1, max=10**9, help="Tokens of a response.")] = 1024,
     json: Json = False,
 ) -> None:
     """Say what RL training of a model costs, and of its proxies, from config.json alone (the paper's Table 2)."""

@@ -12,6 +12,9 @@ from proxy.cost import ACCELERATORS, BYTES, GIB, Batch, Cost, cost, read_config,
 from proxy.embedded import PREFIX, resolve
 from proxy.errors import CheckpointError
 
+MOST = 10_000_000
+"""Accelerators, or seconds of a step."""
+
 
 @dataclass(frozen=True)
 class Order:
@@ -48,11 +51,15 @@ def costs(order: Order) -> list[Cost]:
     for option, given in (("--accelerators", order.counts), ("--seconds", order.seconds)):
         if len(given) > rows:
             raise DiagnoseError(f"{option} has {len(given)} numbers for {rows} rows (original, proxies)")
-        if any(value <= 0 for value in given):
-            raise DiagnoseError(f"{option} takes positive numbers")
+        if not all(0 < value <= MOST for value in given):  # nan too is none
+            raise DiagnoseError(f"{option} takes positive numbers up to {MOST:,}")
     path = resolve(order.model) if order.model.startswith(PREFIX) else Path(order.model).expanduser()
     try:
-        whole = shape_of(read_config(path))
+        config = read_config(path)
+    except CheckpointError as error:
+        raise DiagnoseError(str(error), error.mend) from None
+    try:
+        whole = shape_of(config)
         shapes = [whole, *(whole.with_experts(count) for count in order.experts)]
         return [
             cost(
@@ -67,7 +74,7 @@ def costs(order: Order) -> list[Cost]:
             for place, shape in enumerate(shapes)
         ]
     except CheckpointError as error:
-        raise DiagnoseError(str(error), error.mend) from None
+        raise DiagnoseError(f"{path}: {error}", error.mend) from None
 
 
 def _of(given: tuple[int, ...] | tuple[float, ...], place: int) -> float:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from diagnose.console import Terminal
 from diagnose.errors import DiagnoseError, RunError
 from diagnose.jobs import model_hash, read_outcome, run_all, run_job
+from diagnose.scoring import MANIFEST
 from diagnose.session import fault_spec, recipe_hash
 from diagnose.store import read_json, write_json
 from proxy.specs import BuildSpec, EngineSpec, Recipe, RunSpec
@@ -299,13 +300,20 @@ def inspect(checkpoint: str, experts: int | None) -> dict[str, Any]:
     Raises:
         ValueError: The checkpoint is not readable, not understood, or the budget does not fit it.
     """
-    from proxy.checkpoint import open_checkpoint
+    from proxy.checkpoint import open_checkpoint, read_object
     from proxy.embedded import resolve
+    from proxy.errors import CheckpointError
     from proxy.families import understand
     from proxy.plan import plan_layout
 
     folder = resolve(checkpoint)
     opened = open_checkpoint(folder)
+    manifest, problem = None, ""
+    if (folder / MANIFEST).exists():
+        try:
+            manifest = read_object(folder / MANIFEST)
+        except CheckpointError as error:  # the checkpoint is what was asked for
+            problem = str(error)
     layout = understand(opened)
     data: dict[str, Any] = {
         "schema": 1,
@@ -317,7 +325,8 @@ def inspect(checkpoint: str, experts: int | None) -> dict[str, Any]:
         "groups": layout.groups,
         "parameters": opened.parameters,
         "tensors": len(opened.tensors),
-        "manifest": read_json(folder / "proxy_manifest.json"),
+        "manifest": manifest,
+        "manifest_error": problem,
     }
     if experts is not None:
         data["plan"] = asdict(plan_layout(opened, layout, experts))

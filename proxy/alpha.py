@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import Any
 
 from proxy.checkpoint import Checkpoint
-from proxy.errors import BuildError
+from proxy.errors import BuildError, CannotPredict
 from proxy.families import Layout
 from proxy.layer_stats import LayerStats
 from proxy.rows import Rows, cut_rows
@@ -60,10 +60,7 @@ def search_alpha(
     Raises:
         BuildError: The strategy has no weights to look for, or there is one calibration row only.
     """
-    if len(chosen.views) < 3:
-        raise BuildError(f"strategy {chosen.name} has no three views to weigh", "give --alpha as numbers")
-    if any(layer.halves is None for layer in stats):
-        raise BuildError("one calibration row cannot be split into halves", "calibrate on more rows")
+    check_search(chosen, min(2 if layer.halves else 1 for layer in stats))
     found: dict[tuple[tuple[int, ...], ...], tuple[Alpha, float, dict[int, Selection]]] = {}
     for alpha in simplex():
         asked = replace(request, alpha=alpha)
@@ -76,7 +73,12 @@ def search_alpha(
         report = [{"alpha": list(alpha), "routed_mass": mass} for alpha, mass, _ in best]
         return replace(request, alpha=best[0][0]), {"alpha": list(best[0][0]), "finalists": report}
     held_out = cut_rows(rows[1::2], AGREEMENT_TOKENS, checkpoint.config)
-    whole = predictions(checkpoint, layout, held_out, None)
+    try:
+        whole = predictions(checkpoint, layout, held_out, None)
+    except CannotPredict as error:
+        report = [{"alpha": list(alpha), "routed_mass": mass} for alpha, mass, _ in best]
+        found_by = {"alpha": list(best[0][0]), "finalists": report, "by_routed_mass_alone": str(error)}
+        return replace(request, alpha=best[0][0]), found_by
     scores = []
     for alpha, mass, picked in best:
         masked = predictions(checkpoint, layout, held_out, picked)
@@ -85,6 +87,22 @@ def search_alpha(
         scores.append(mass + agreement)
     winner = best[scores.index(max(scores))][0]
     return replace(request, alpha=winner), {"alpha": list(winner), "finalists": report, "tokens": len(whole)}
+
+
+def check_search(chosen: Strategy, rows: int) -> None:
+    """Refuse a search that cannot be made, before any work is done.
+
+    Args:
+        chosen: The strategy.
+        rows: Number of calibration rows.
+
+    Raises:
+        BuildError: The strategy has no weights to look for, or there is one calibration row only.
+    """
+    if len(chosen.views) < 3:
+        raise BuildError(f"strategy {chosen.name} has no three views to weigh", "give --alpha as numbers")
+    if rows < 2:
+        raise BuildError("one calibration row cannot be split into halves", "calibrate on more rows")
 
 
 def routed_mass(stats: Sequence[LayerStats], picked: Mapping[int, Selection]) -> float:

@@ -8,6 +8,7 @@ people); only the byte offsets, which it does not hand out, are read here.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from math import prod
@@ -27,15 +28,20 @@ MAX_CONFIG_BYTES = 16 << 20
 MAX_INDEX_BYTES = 256 << 20
 CHUNK_BYTES = 1 << 20
 CHECK_BYTES = 1 << 19
+MAX_DEPTH = 64
+PLAIN_FLOATS = ("F64", "F32", "F16", "BF16")
+"""Dtypes that arithmetic is done on as they are."""
 
-# Whole numbers of the same width, and the bits of the smallest that is not finite (of NaN in F8_E4M3).
+# Whole numbers of the same width, and the bits of the smallest that is not finite (of NaN in F8_E4M3): among
+# positive numbers, read with a sign, and among negative ones, read without. F8_E8M0 has no sign, and one NaN.
 _NONFINITE_BITS = {
-    "F64": ("<i8", 0x7FF0_0000_0000_0000),
-    "F32": ("<i4", 0x7F80_0000),
-    "F16": ("<i2", 0x7C00),
-    "BF16": ("<i2", 0x7F80),
-    "F8_E5M2": ("<i1", 0x7C),
-    "F8_E4M3": ("<i1", 0x7F),
+    "F64": ("<i8", 0x7FF0_0000_0000_0000, 0xFFF0_0000_0000_0000),
+    "F32": ("<i4", 0x7F80_0000, 0xFF80_0000),
+    "F16": ("<i2", 0x7C00, 0xFC00),
+    "BF16": ("<i2", 0x7F80, 0xFF80),
+    "F8_E5M2": ("<i1", 0x7C, 0xFC),
+    "F8_E4M3": ("<i1", 0x7F, 0xFF),
+    "F8_E8M0": ("<i1", 0x80, 0xFF),
 }
 
 
@@ -125,7 +131,7 @@ def open_checkpoint(folder: str | Path) -> Checkpoint:
     tensors: dict[str, TensorInfo] = {}
     metadata: dict[str, dict[str, str]] = {}
     for file in files:
-        if not (folder / file).exists():
+        if not os.path.lexists(folder / file):
             if sharded:
                 raise CheckpointError(
                     f"{folder}: shard {file!r} named by {INDEX} is missing", "complete the download"
@@ -146,6 +152,11 @@ def open_checkpoint(folder: str | Path) -> Checkpoint:
                 f"{folder}: {INDEX} puts tensor {name!r} in {file!r}, which does not hold it",
                 "download index and shards anew",
             )
+    if sharded and (extra := next((name for name in tensors if name not in weight_map), None)):
+        raise CheckpointError(
+            f"{folder}: {tensors[extra].file} holds tensor {extra!r}, which {INDEX} does not name",
+            "download index and shards anew",
+        )
     return Checkpoint(folder, config, tensors, metadata, sharded)
 
 
@@ -166,7 +177,13 @@ def inside(folder: Path, name: str) -> Path:
     homes = [folder.resolve()]
     if folder.resolve().parent.name == "snapshots":
         homes.append(folder.resolve().parent.parent / "blobs")
-    if not any(path.resolve().is_relative_to(home) for home in homes):
+    try:
+        target = path.resolve()
+    except (OSError, RuntimeError) as error:
+        raise CheckpointError(
+            f"{folder}: {name!r} is a link that leads nowhere", "download it anew"
+        ) from error
+    if not any(target.is_relative_to(home) for home in homes):
         raise CheckpointError(
             f"{folder}: {name!r} is a link that leaves the folder", "name the folder that the links point to"
         )
@@ -207,13 +224,14 @@ def check_finite(chunk: bytes | memoryview, info: TensorInfo) -> None:
     Raises:
         CheckpointError: If there is one; the message names tensor and file.
     """
-    if info.dtype not in _NONFINITE_BITS:
+    # MXFP4 keeps its exponents as plain bytes.
+    dtype = "F8_E8M0" if info.dtype == "U8" and info.name.endswith("_scales") else info.dtype
+    if dtype not in _NONFINITE_BITS:
         return
-    signed, bits = _NONFINITE_BITS[info.dtype]
+    signed, bits, lowest = _NONFINITE_BITS[dtype]
     values = np.frombuffer(chunk, signed)
     step = CHECK_BYTES // values.itemsize
     negative = values.view(f"u{values.itemsize}")
-    lowest = bits + (1 << (8 * values.itemsize - 1))
     for start in range(0, len(values), step):
         # Non-finite values have the largest bit patterns there are, among positive and among negative numbers.
         here = slice(start, start + step)
@@ -237,7 +255,8 @@ def to_float32(raw: bytes, info: TensorInfo) -> NDArray[np.float32]:
         array = np.frombuffer(raw, f"<f{int(info.dtype[1:]) // 8}").astype(np.float32)
     else:
         raise CheckpointError(
-            f"tensor {info.name!r} is {info.dtype}; arithmetic on it needs F64, F32, F16 or BF16"
+            f"tensor {info.name!r} is {info.dtype}; arithmetic on it needs {', '.join(PLAIN_FLOATS)}",
+            "use a BF16 copy of the checkpoint",
         )
     return array
 
@@ -255,15 +274,44 @@ def _read_json(folder: Path, name: str, limit: int) -> dict[str, Any]:
     """Read a JSON object of limited size from the folder."""
     if not (folder / name).is_file():
         raise CheckpointError(f"{folder} has no {name}", "name a checkpoint folder in Hugging Face layout")
-    path = inside(folder, name)
-    if path.stat().st_size > limit:
-        raise CheckpointError(f"{path} is larger than {limit >> 20} MiB")
+    return read_object(inside(folder, name), limit)
+
+
+def read_object(path: Path, limit: int = MAX_CONFIG_BYTES) -> dict[str, Any]:
+    """Read a JSON object from a file that other people made.
+
+    Args:
+        path: The file.
+        limit: Bytes that it may have.
+
+    Raises:
+        CheckpointError: It is no plain file, too large, no JSON object, or nested without end.
+    """
+    mend = "download it anew"
+    if not path.is_file():
+        raise CheckpointError(f"{path} is not a file", "name a checkpoint folder, or its config.json")
     try:
+        if path.stat().st_size > limit:
+            raise CheckpointError(f"{path} is larger than {limit >> 20} MiB", mend)
         data = json.loads(path.read_text(encoding="utf-8"))
+    except CheckpointError:
+        raise
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror}", "make it readable") from error
     except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path} is not JSON: {error}") from error
+        raise CheckpointError(f"{path} is not JSON: {error}", mend) from error
     if not isinstance(data, dict):
-        raise CheckpointError(f"{path} is not a JSON object")
+        raise CheckpointError(f"{path} is not a JSON object", mend)
+    level: list[Any] = [data]
+    for _ in range(MAX_DEPTH):
+        level = [
+            item
+            for value in level
+            for item in (value.values() if isinstance(value, dict) else value)
+            if isinstance(item, dict | list)
+        ]
+    if level:
+        raise CheckpointError(f"{path} is nested more than {MAX_DEPTH} deep", mend)
     return data
 
 
@@ -271,16 +319,21 @@ def _weight_map(folder: Path) -> dict[str, str]:
     """Return tensor name → shard file of a shard index, every file name checked."""
     weight_map = _read_json(folder, INDEX, MAX_INDEX_BYTES).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
-        raise CheckpointError(f"{folder / INDEX} has no weight_map")
+        raise CheckpointError(f"{folder / INDEX} has no weight_map", "download it anew")
     for file in dict.fromkeys(map(str, weight_map.values())):
         inside(folder, file)
         if not file.endswith(".safetensors"):
-            raise CheckpointError(f"{folder}: shard {file!r} is not a safetensors file")
+            raise CheckpointError(
+                f"{folder}: shard {file!r} is not a safetensors file",
+                "convert the weights to safetensors first",
+            )
     return {str(name): str(file) for name, file in weight_map.items()}
 
 
 def _read_header(path: Path) -> tuple[dict[str, str], list[TensorInfo]]:
     """Return metadata and tensors, in byte order, of one safetensors file."""
+    if not path.is_file():  # a pipe would be waited for
+        raise CheckpointError(f"{path} is not a plain file", "complete the download")
     try:
         with safe_open(
             path, framework="np"

@@ -16,7 +16,7 @@ from tempfile import TemporaryDirectory
 import numpy as np
 from numpy.typing import NDArray
 
-from proxy.build import build, resolve_folder
+from proxy.build import build, check_possible, resolve_folder
 from proxy.calibration import collect, uncalibrated
 from proxy.checkpoint import open_checkpoint
 from proxy.errors import BuildError
@@ -95,13 +95,16 @@ def compare(
     names = list(dict.fromkeys((REFERENCE, *strategies)))
     for name in names:
         check_request(strategy(name), Request(keep=layout.experts))
+        check_possible(strategy(name), opened, layout)
     for budget in budgets:
         check_budget(layout, budget)
     if not seeds:
         raise BuildError("there is no seed for the random strategy")
     if rows is None:
         rows = calibration_rows(calibration, folder, calibration_tokens)
-    stats = collect(folder, rows, calibration_tokens, progress)
+    stats = collect(
+        folder, rows, calibration_tokens, progress, outputs=any(strategy(name).outputs for name in names)
+    )
     bare = uncalibrated(opened, layout)
 
     def answers(name: str, budget: int, seed: int) -> NDArray[np.float64]:

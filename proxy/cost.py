@@ -6,21 +6,23 @@ Everything is arithmetic on the configuration; no weights are read and nothing i
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import ceil
 from pathlib import Path
 from typing import Any
 
+from proxy.checkpoint import CONFIG, read_object
 from proxy.errors import CheckpointError
-from proxy.families import families, get_key
+from proxy.families import COMPARE, families, get_key, short
 
 BYTES = {"weights": 4, "gradients": 4, "optimizer": 8, "reference": 2, "rollout": 2}
 """Bytes a parameter in each state: fp32 weights and gradients, AdamW's two fp32 moments, bf16 reference and rollout."""
 USABLE = 0.9
 """Share of an accelerator's memory that can be planned with (vLLM's default gpu_memory_utilization)."""
 GIB = 1024**3
+LARGEST = 10**9
+MOST_LAYERS = 10_000
 _ODD = (
     "linear_num_key_heads",
     "linear_attn_config",
@@ -100,7 +102,8 @@ class Shape:
         """Return the shape of a proxy that keeps `count` experts a layer."""
         if not self.top_k <= count <= self.experts:
             raise CheckpointError(
-                f"a proxy of this model keeps {self.top_k} (Top-k) to {self.experts} experts a layer, not {count}"
+                f"a proxy of this model keeps {self.top_k} (Top-k) to {self.experts} experts a layer, not {count}",
+                "choose other --experts",
             )
         return replace(self, experts=count)
 
@@ -127,40 +130,72 @@ def read_config(path: Path) -> dict[str, Any]:
     Raises:
         CheckpointError: There is none, or it is no JSON object.
     """
-    file = path / "config.json" if path.is_dir() else path
-    try:
-        config = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise CheckpointError(f"{file} cannot be read as a model's config.json: {error}") from None
-    if not isinstance(config, dict):
-        raise CheckpointError(f"{file} is no JSON object")
-    return config
+    return read_object(path / CONFIG if path.is_dir() else path)
 
 
-def _attention(config: Mapping[str, Any], number: Any) -> int:
+class _Section:
+    """A section of a config, its numbers checked.
+
+    Args:
+        raw: The section.
+    """
+
+    def __init__(self, raw: Mapping[str, Any]) -> None:
+        self.raw = raw
+
+    def number(self, *keys: str) -> int:
+        """Return the first positive whole number under these keys."""
+        for key in keys:
+            if found := self.optional(key):
+                return found
+        raise CheckpointError(f"the config has no positive whole number {' or '.join(keys)}", COMPARE)
+
+    def optional(self, key: str) -> int:
+        """Return a whole number that may be missing, null or 0: then 0."""
+        value = self.raw.get(key)
+        if value is None or value is False:
+            return 0
+        if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= LARGEST:
+            raise CheckpointError(
+                f"config: {key} is {short(value)}, expected a whole number up to {LARGEST}", COMPARE
+            )
+        return value
+
+    def numbers(self, key: str) -> set[int]:
+        """Return a list of whole numbers that may be missing."""
+        value = self.raw.get(key) or []
+        if not isinstance(value, list) or not all(isinstance(item, int) for item in value):
+            raise CheckpointError(
+                f"config: {key} is {short(value)}, expected a list of whole numbers", COMPARE
+            )
+        return set(value)
+
+
+def _attention(section: _Section) -> int:
     """Return the parameters of one layer's attention with the layer's two norms."""
+    config, number = section.raw, section.number
     hidden, heads = number("hidden_size"), number("num_attention_heads")
     norms = 2 * hidden
-    if config.get("kv_lora_rank"):
+    if section.optional("kv_lora_rank"):
         rank, rope = number("kv_lora_rank"), number("qk_rope_head_dim")
         plain, value = number("qk_nope_head_dim"), number("v_head_dim")
         query = heads * (plain + rope)
-        low = int(config.get("q_lora_rank") or 0)
+        low = section.optional("q_lora_rank")
         total = hidden * low + low + low * query if low else hidden * query
         total += hidden * (rank + rope) + rank + rank * heads * (plain + value) + heads * value * hidden
-        if config.get("index_n_heads"):  # the sparse attention's indexer
+        if section.optional("index_n_heads"):  # the sparse attention's indexer
             count, width = number("index_n_heads"), number("index_head_dim")
             total += low * count * width + hidden * width + 2 * width + hidden * count
-        return int(total + norms)
-    width = int(config.get("head_dim") or hidden // heads)
-    keys = int(config.get("num_key_value_heads") or heads)
+        return total + norms
+    width = section.optional("head_dim") or hidden // heads
+    keys = section.optional("num_key_value_heads") or heads
     total = hidden * heads * width * 2 + hidden * keys * width * 2
     kind = str(config.get("model_type"))
     if config.get("attention_bias") or kind.startswith("qwen2"):
         total += (heads + 2 * keys) * width
     if kind.startswith(("qwen3", "glm4_moe")) or config.get("use_qk_norm") or config.get("qk_layernorm"):
         total += 2 * width
-    return int(total + norms)
+    return total + norms
 
 
 def shape_of(config: dict[str, Any]) -> Shape:
@@ -169,53 +204,57 @@ def shape_of(config: dict[str, Any]) -> Shape:
     Raises:
         CheckpointError: The family is not known, has layers that the formulas don't count, or a key is missing.
     """
-    kinds = [str(config.get("model_type")), str((config.get("text_config") or {}).get("model_type"))]
+    kinds = [str(config.get("model_type"))[:60], str(get_key(config, "text_config.model_type"))]
     family = next((families()[kind] for kind in kinds if kind in families()), None)
     if family is None:
-        raise CheckpointError(f"model_type {kinds[0]!r} is no Mixture-of-Experts family that is known here")
+        raise CheckpointError(
+            f"model_type {kinds[0]!r} is no Mixture-of-Experts family that is known here",
+            "docs/families.md lists them",
+        )
     root = next((root for root in family.roots if any(_at(config, root, key) for key in family.counts)), None)
     if root is None:
-        raise CheckpointError(f"the config has none of {', '.join(family.counts)}")
-    section: dict[str, Any] = get_key(config, root) if root else config
-    if odd := [key for key in _ODD if section.get(key)]:
-        raise CheckpointError(f"the formulas don't count layers of the kind that {odd[0]} describes")
-
-    def number(*keys: str) -> int:
-        for key in keys:
-            value = section.get(key)
-            if isinstance(value, int) and not isinstance(value, bool) and value > 0:
-                return value
-        raise CheckpointError(f"the config has no positive whole number {' or '.join(keys)}")
-
+        raise CheckpointError(f"the config has none of {', '.join(family.counts)}", COMPARE)
+    raw: Mapping[str, Any] = get_key(config, root) if root else config
+    section, number = _Section(raw), _Section(raw).number
+    if odd := [key for key in _ODD if raw.get(key)]:
+        raise CheckpointError(
+            f"the formulas don't count layers of the kind that {odd[0]} describes",
+            "docs/cost.md says what they count",
+        )
     hidden, layers = number("hidden_size"), number(family.layers or "num_hidden_layers")
+    if layers > MOST_LAYERS:
+        raise CheckpointError(f"config: {layers} layers are more than any model has", COMPARE)
     width = number("moe_intermediate_size", "expert_ffn_hidden_size", "intermediate_size")
-    first = int(section.get("first_k_dense_replace") or 0)
-    every = int(section.get("decoder_sparse_step") or section.get("moe_layer_freq") or 1)
-    only_dense = set(section.get("mlp_only_layers") or ())
-    offset = 1 if section.get("decoder_sparse_step") else 0
+    first = section.optional("first_k_dense_replace")
+    every = section.optional("decoder_sparse_step") or section.optional("moe_layer_freq") or 1
+    only_dense = section.numbers("mlp_only_layers")
+    offset = 1 if section.optional("decoder_sparse_step") else 0
     moe_layers = sum(
         layer >= first and (layer + offset) % every == 0 and layer not in only_dense
         for layer in range(layers)
     )
     shared = 0
-    if section.get("shared_expert_intermediate_size"):
+    if section.optional("shared_expert_intermediate_size"):
         shared = 3 * hidden * number("shared_expert_intermediate_size") + hidden
-    elif section.get("n_shared_experts"):
+    elif section.optional("n_shared_experts"):
         shared = 3 * hidden * width * number("n_shared_experts")
     dense = 3 * hidden * number("intermediate_size") if moe_layers < layers else 0
+    experts, top_k = number(*family.counts), number(family.top_k)
+    if top_k > experts:
+        raise CheckpointError(f"config: {family.top_k} {top_k} is more than the {experts} experts", COMPARE)
     return Shape(
         hidden,
         layers,
         moe_layers,
-        number(*family.counts),
-        number(family.top_k),
+        experts,
+        top_k,
         3 * hidden * width,
         shared,
         hidden + sum(name.startswith("gate.") for name in family.vectors),
         dense,
-        _attention(section, number),
+        _attention(section),
         number("vocab_size"),
-        bool(config.get("tie_word_embeddings", section.get("tie_word_embeddings", False))),
+        bool(config.get("tie_word_embeddings", raw.get("tie_word_embeddings", False))),
     )
 
 
@@ -251,9 +290,12 @@ def least_accelerators(shape: Shape, device: Accelerator, tokens: int) -> int:
     room = USABLE * device.memory * GIB - activations(shape, tokens)
     if room <= 0:
         raise CheckpointError(
-            f"a micro batch of {tokens} tokens leaves no room on {device.name} ({device.memory:g} GiB)"
+            f"a micro batch of {tokens} tokens leaves no room on {device.name} ({device.memory:g} GiB)",
+            "choose fewer --tokens",
         )
     need = ceil(sum(memory(shape).values()) / room)
+    if need > counts(device.node)[-1]:
+        raise CheckpointError(f"the model needs {need:,} {device.name}, more than a plan can use", COMPARE)
     return next(count for count in counts(device.node) if count >= need)
 
 

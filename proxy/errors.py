@@ -20,3 +20,7 @@ class CheckpointError(ProxyError):
 
 class BuildError(ProxyError):
     """A proxy that cannot be built from a readable checkpoint: budget, strategy, calibration or output."""
+
+
+class CannotPredict(BuildError):
+    """A checkpoint whose next tokens cannot be predicted while it is streamed."""

@@ -18,9 +18,12 @@ from importlib.metadata import entry_points
 from typing import Any
 
 from proxy.checkpoint import Checkpoint, TensorInfo
+from proxy.companions import lacks
 from proxy.errors import CheckpointError
 
 _NUMBER = r"(0|[1-9]\d{0,5})"  # as the names are written back: no leading zeros
+COMPARE = "compare config.json with that of the model's source"
+DOWNLOAD = "complete the download"
 
 LAYERS = ("model.layers.{L}.", "model.language_model.layers.{L}.", "language_model.model.layers.{L}.")
 """Prefixes of a layer's tensors: a text model's, and those of wrappers that add vision or audio."""
@@ -210,6 +213,18 @@ def hidden_size(config: dict[str, Any]) -> int:
     return next((size for key in keys if isinstance(size := get_key(config, key), int)), 0)
 
 
+def text_size(config: Mapping[str, Any], name: str) -> int:
+    """Return a size of the text model, which wrappers keep in a section of its own; 0 where the config has none.
+
+    Raises:
+        CheckpointError: It is no positive whole number.
+    """
+    for key in (name, f"text_config.{name}"):
+        if get_key(config, key) is not None:
+            return _positive(config, key)
+    return 0
+
+
 def set_key(config: dict[str, Any], key: str, value: Any) -> None:
     """Set the value under a dotted config key whose parents exist."""
     *parents, last = key.split(".")
@@ -236,14 +251,17 @@ def understand(checkpoint: Checkpoint, mtp: str = "drop") -> Layout:
     prefix = _prefix(checkpoint, family)
     experts = _count(config, [f"{root}{key}" for key in family.counts])
     layers = _positive(config, root + family.layers) if family.layers else 10**9
+    for name in ("vocab_size", "max_position_embeddings"):
+        text_size(config, name)
     groups = _positive(config, root + family.groups, default=1) if family.groups else 1
     topk_groups = _positive(config, root + family.topk_groups, default=1) if family.topk_groups else 1
     extra = family.extra_rows
     if isinstance(extra, str):
-        extra = int(get_key(config, root + extra) or 0)
+        extra = _positive(config, root + extra) if get_key(config, root + extra) else 0
     if experts % groups or topk_groups > groups:
         raise CheckpointError(
-            f"config: {experts} experts, {family.groups} {groups}, {family.topk_groups} {topk_groups} clash"
+            f"config: {experts} experts, {family.groups} {groups}, {family.topk_groups} {topk_groups} clash",
+            COMPARE,
         )
     parts, unknown = _Assigner(checkpoint, family, prefix, layers, experts, extra, mtp).assign()
     if unknown:
@@ -255,7 +273,8 @@ def understand(checkpoint: Checkpoint, mtp: str = "drop") -> Layout:
     moe_layers = tuple(layer for layer in sparse if layer < layers)
     if not moe_layers:
         raise CheckpointError(
-            f"{checkpoint.folder}: no layer has experts, so this is not a Mixture-of-Experts model"
+            f"{checkpoint.folder}: no layer has experts, so this is not a Mixture-of-Experts model",
+            "take a Mixture-of-Experts checkpoint, with all of its shards",
         )
     layout = Layout(
         family,
@@ -271,7 +290,10 @@ def understand(checkpoint: Checkpoint, mtp: str = "drop") -> Layout:
         extra,
     )
     if layout.top_k > experts:
-        raise CheckpointError(f"config: {family.top_k} {layout.top_k} is more than the {experts} experts")
+        raise CheckpointError(
+            f"config: {family.top_k} {layout.top_k} is more than the {experts} experts", COMPARE
+        )
+    _check_layers(checkpoint, layout, layers if family.layers else None)
     _check_complete(checkpoint, layout)
     return layout
 
@@ -304,7 +326,9 @@ def _root(config: dict[str, Any], family: Family) -> str:
         start = f"{root}." if root else ""
         if any(get_key(config, start + key) is not None for key in family.counts):
             return start
-    raise CheckpointError(f"config has none of {', '.join(family.counts)}: the expert count is unknown")
+    raise CheckpointError(
+        f"config has none of {', '.join(family.counts)}: the expert count is unknown", COMPARE
+    )
 
 
 def _prefix(checkpoint: Checkpoint, family: Family) -> str:
@@ -321,7 +345,7 @@ def _pattern(name: str, hole: str, tail: str = "") -> re.Pattern[str]:
     return re.compile(re.escape(name).replace(re.escape(hole), _NUMBER) + tail)
 
 
-def _positive(config: dict[str, Any], key: str, default: int | None = None) -> int:
+def _positive(config: Mapping[str, Any], key: str, default: int | None = None) -> int:
     """Return a positive whole number of the config; `default` stands in for an explicit null only.
 
     A list (one number a layer) counts as its number where they are all equal.
@@ -334,7 +358,7 @@ def _positive(config: dict[str, Any], key: str, default: int | None = None) -> i
     if isinstance(value, list) and value and all(item == value[0] for item in value):
         value = value[0]
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise CheckpointError(f"config: {key} is {value!r}, expected a positive whole number")
+        raise CheckpointError(f"config: {key} is {short(value)}, expected a positive whole number", COMPARE)
     return value
 
 
@@ -343,7 +367,7 @@ def _count(config: dict[str, Any], keys: list[str]) -> int:
     present = [key for key in keys if get_key(config, key) is not None]
     counts = {_positive(config, key) for key in present}
     if len(counts) > 1:
-        raise CheckpointError(f"config: {' and '.join(present)} disagree: {sorted(counts)}")
+        raise CheckpointError(f"config: {' and '.join(present)} disagree: {sorted(counts)}", COMPARE)
     return counts.pop()
 
 
@@ -428,8 +452,27 @@ class _Assigner:
         return bool(self.extra) and self.experts + self.extra in self.checkpoint.tensors[name].shape[:2]
 
 
+def _check_layers(checkpoint: Checkpoint, layout: Layout, count: int | None) -> None:
+    """Check that there are tensors of each layer of the backbone; of all up to the last one where none is counted."""
+    held = {part.layer for part in layout.parts.values() if part.layer >= 0}
+    last = max(held) + 1 if count is None else count
+    missing = next((layer for layer in range(min(last, len(held) + 1)) if layer not in held), None)
+    if missing is not None:
+        says = f"and config.json says {count} layers" if count else f"and there is a layer {max(held)}"
+        raise CheckpointError(f"{checkpoint.folder}: no tensor is of layer {missing}, {says}", DOWNLOAD)
+
+
 def _check_complete(checkpoint: Checkpoint, layout: Layout) -> None:
-    """Check that each MoE layer has all its experts, alike in names, dtypes and shapes, and rows for each."""
+    """Check that each MoE layer has all its experts, alike in names, dtypes and shapes, and rows for each.
+
+    Whatever is quantised has to have its factors.
+    """
+    for name, info in checkpoint.tensors.items():
+        if needed := lacks(name, info.dtype, checkpoint.tensors):
+            raise CheckpointError(
+                f"{checkpoint.folder}: tensor {name!r} is quantised ({info.dtype}), and its {needed!r} is missing",
+                DOWNLOAD,
+            )
     quantised = any(
         get_key(checkpoint.config, key) for key in ("quantization_config", "text_config.quantization_config")
     )
@@ -438,19 +481,21 @@ def _check_complete(checkpoint: Checkpoint, layout: Layout) -> None:
         if len(regular) != layout.experts or max(experts) >= layout.experts + layout.extra_rows:
             raise CheckpointError(
                 f"layer {layer} holds {len(experts)} experts, numbered up to {max(experts)}; "
-                f"the config says {layout.experts}"
+                f"the config says {layout.experts}",
+                DOWNLOAD,
             )
         first = _looks(checkpoint, experts[0])
         for expert in regular:
             # A quantised checkpoint may leave some experts in full precision.
             if _looks(checkpoint, experts[expert]) != first and not quantised:
                 raise CheckpointError(
-                    f"layer {layer}: tensors of expert {expert} differ from those of expert 0"
+                    f"layer {layer}: tensors of expert {expert} differ from those of expert 0", DOWNLOAD
                 )
     for layer in (*layout.moe_layers, *layout.mtp_layers):
         if layer not in layout.routers:
             raise CheckpointError(
-                f"layer {layer} has experts but no router {layout.block(layer) + layout.family.router!r}"
+                f"layer {layer} has experts but no router {layout.block(layer) + layout.family.router!r}",
+                DOWNLOAD,
             )
     for name, part in layout.parts.items():
         if part.role not in (Role.ROWS, Role.FUSED):
@@ -459,7 +504,7 @@ def _check_complete(checkpoint: Checkpoint, layout: Layout) -> None:
         lead = shape[1:2] if shape[:1] == (1,) and part.role is Role.ROWS else shape[:1]
         joined = layout.family.flat and part.role is Role.FUSED and lead and lead[0] % part.records == 0
         if lead != (part.records,) and not joined:
-            raise CheckpointError(f"tensor {name!r} has shape {shape}, expected {part.records} rows")
+            raise CheckpointError(f"tensor {name!r} has shape {shape}, expected {part.records} rows", COMPARE)
 
 
 def _looks(checkpoint: Checkpoint, tensors: dict[str, str]) -> dict[str, tuple[str, tuple[int, ...]]]:
@@ -469,6 +514,12 @@ def _looks(checkpoint: Checkpoint, tensors: dict[str, str]) -> dict[str, tuple[s
         return info.dtype, info.shape
 
     return {rest: look(checkpoint.tensors[name]) for rest, name in tensors.items()}
+
+
+def short(value: Any, most: int = 60) -> str:
+    """Return a value of somebody's config for a message."""
+    text = repr(value)
+    return text if len(text) <= most else f"{text[:most]}…"
 
 
 def _some(names: Iterable[str], most: int = 3) -> str:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from proxy.checkpoint import CONFIG, open_checkpoint
+from proxy.checkpoint import CONFIG, INDEX, Checkpoint, inside, open_checkpoint
 from proxy.families import Layout
 from proxy.layer_stats import LayerStats
 from proxy.plan import Plan
@@ -22,6 +22,8 @@ from proxy.specs import BuildSpec
 MANIFEST = "proxy_manifest.json"
 RANKING = "expert_ranking.jsonl"
 SCHEMA = 1
+MAX_SIDE_FILE_BYTES = 256 << 20
+WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".onnx", ".h5", ".msgpack")
 HASHERS = 8
 """Files that are hashed at the same time, one a processor: a hash is slower than a disk."""
 
@@ -39,11 +41,50 @@ def file_hashes(folder: str | Path) -> dict[str, str]:
         CheckpointError: The folder is no checkpoint.
     """
     checkpoint = open_checkpoint(folder)
-    names = sorted((CONFIG, *checkpoint.metadata))
+    return _hashes(checkpoint.folder, (CONFIG, *checkpoint.metadata))
+
+
+def side_files(checkpoint: Checkpoint) -> list[Path]:
+    """Return what lies beside the weights (tokenizer, generation config, licence …): plain files, no weights.
+
+    Raises:
+        CheckpointError: One of them is a link that leaves the checkpoint's folder.
+    """
+    made_here = (CONFIG, INDEX, MANIFEST, RANKING)
+    return [
+        inside(checkpoint.folder, path.name)
+        for path in sorted(checkpoint.folder.iterdir())
+        if path.name not in made_here
+        and not path.name.startswith(".")
+        and not path.name.endswith((*WEIGHT_SUFFIXES, ".index.json"))
+        and path.is_file()
+        and path.stat().st_size <= MAX_SIDE_FILE_BYTES
+    ]
+
+
+def beside_hashes(checkpoint: Checkpoint) -> dict[str, str]:
+    """Return the SHA-256 of a checkpoint's other files: the index of its shards, and what is copied as it is."""
+    index = [INDEX] if checkpoint.sharded else []
+    return _hashes(checkpoint.folder, [*index, *(path.name for path in side_files(checkpoint))])
+
+
+def written_files(folder: Path, known: dict[str, str]) -> dict[str, dict[str, Any]]:
+    """Return size and SHA-256 of every file of a proxy, its manifest apart.
+
+    Args:
+        folder: The proxy.
+        known: Hashes that were taken already, by name.
+    """
+    names = sorted(path.name for path in folder.iterdir() if path.name != MANIFEST)
+    hashes = known | _hashes(folder, [name for name in names if name not in known])
+    return {name: {"bytes": (folder / name).stat().st_size, "sha256": hashes[name]} for name in names}
+
+
+def _hashes(folder: Path, names: Iterable[str]) -> dict[str, str]:
+    """Return the SHA-256 of files, by name."""
+    names = sorted(names)
     with ThreadPoolExecutor(min(HASHERS, os.cpu_count() or 1), "hash") as pool:
-        return dict(
-            zip(names, pool.map(lambda name: file_hash(checkpoint.folder / name), names), strict=True)
-        )
+        return dict(zip(names, pool.map(lambda name: file_hash(folder / name), names), strict=True))
 
 
 def checkpoint_hash(folder: str | Path) -> str:
@@ -82,6 +123,7 @@ def make_manifest(
     agreement: Sequence[float] | None,
     calibration: dict[str, Any],
     inputs: dict[str, str],
+    beside: dict[str, str],
     warnings: Sequence[str],
 ) -> dict[str, Any]:
     """Return the manifest, JSON-able; the hash of the proxy itself is added once it is written.
@@ -95,6 +137,7 @@ def make_manifest(
         agreement: Half-split Jaccard of each layer's selection.
         calibration: Where the calibration rows came from.
         inputs: `file_hashes` of the checkpoint.
+        beside: `beside_hashes` of it.
         warnings: Plain sentences.
     """
     layers = {}
@@ -119,7 +162,7 @@ def make_manifest(
         "spec": {**asdict(spec), "alpha": list(spec.alpha)},
         "family": plan.family,
         "source_hash": combined_hash(inputs),
-        "inputs": inputs,
+        "inputs": inputs | beside,
         "experts": {"before": plan.experts, "after": plan.kept, "top_k": plan.top_k},
         "groups": {"count": plan.groups, "quota": plan.quota},
         "parameters": {"before": plan.parameters_before, "after": plan.parameters_after},

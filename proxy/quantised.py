@@ -2,7 +2,8 @@
 
 Three layouts are read, told apart by the names on disk:
 - FP8 with block scales: ``X.weight`` (F8_E4M3) and ``X.weight_scale_inv``, one factor a block (128 x 128 in
-  DeepSeek-V3); also compressed-tensors' ``X.weight_scale``, one factor a tensor, row or group of columns.
+  DeepSeek-V3); also compressed-tensors' ``X.weight_scale``, one factor a tensor, row or group of columns, and
+  DeepSeek-V4's ``X.scale``. Factors may be F8_E8M0: powers of two.
 - compressed-tensors "pack-quantized": ``X.weight_packed`` (I32, the lowest bits first), ``X.weight_scale``,
   optional ``X.weight_zero_point`` (packed along the rows), ``X.weight_shape``.
 - MXFP4 (OCP Microscaling 1.0): ``X_blocks`` (two E2M1 values a byte, the low half first, 32 values a block)
@@ -16,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from proxy.companions import factors, is_companion
 from proxy.errors import BuildError
 
 if TYPE_CHECKING:
@@ -25,22 +27,6 @@ if TYPE_CHECKING:
 
 ROWS_AT_ONCE = 512
 _E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
-
-
-def is_companion(name: str) -> bool:
-    """Say whether a tensor only helps to read another one."""
-    return name.endswith(
-        (
-            "weight_scale_inv",
-            "weight_scale",
-            "weight_zero_point",
-            "weight_shape",
-            "weight_g_idx",
-            "input_scale",
-            "_scales",
-            "_scale_inv",
-        )
-    )
 
 
 def to_float(raw: Tensors, config: Mapping[str, Any]) -> Tensors:
@@ -56,7 +42,7 @@ def to_float(raw: Tensors, config: Mapping[str, Any]) -> Tensors:
     import torch
 
     plain: Tensors = {}
-    for name in [name for name in raw if not is_companion(name)]:
+    for name in [name for name in raw if not is_companion(name, raw)]:
         tensor = raw.pop(name)
         if name.endswith(".weight_packed"):
             base = name.removesuffix("_packed")
@@ -64,10 +50,15 @@ def to_float(raw: Tensors, config: Mapping[str, Any]) -> Tensors:
         elif name.endswith("_blocks"):
             plain[name.removesuffix("_blocks")] = mxfp4(tensor, raw[f"{name.removesuffix('_blocks')}_scales"])
         elif tensor.dtype in (torch.float8_e4m3fn, torch.float8_e5m2, torch.int8):
-            scale = next((raw[s] for s in (f"{name}_scale_inv", f"{name}_scale") if s in raw), None)
-            if scale is None and tensor.dtype is torch.int8:
-                raise BuildError(f"tensor {name!r} has whole numbers and no scale")
-            plain[name] = tensor.float() if scale is None else scaled(tensor, scale)
+            scale = next((raw[one] for one in factors(name) if one in raw), None)
+            if scale is None:
+                raise BuildError(f"tensor {name!r} is quantised and has no scale", "complete the download")
+            if tensor.dtype is torch.int8 and scale.dtype is torch.float8_e8m0fnu:
+                raise BuildError(
+                    f"tensor {name!r} holds two 4-bit values a byte, which are not read",
+                    "calibrate an FP8 or BF16 copy, or use --strategy random or first_k",
+                )
+            plain[name] = scaled(tensor, scale)
         elif tensor.dtype.is_floating_point:
             plain[name] = tensor.float()
         elif tensor.dtype in (torch.int64, torch.int32) and "tid2eid" in name:
@@ -85,10 +76,11 @@ def scaled(tensor_RC: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
     """Return FP8 values times their factors: one in all, one a row, or one a block, whatever the block's size."""
     import torch
 
+    scale = scale.float()
+    if scale.numel() == 1 or tensor_RC.ndim < 2:
+        return torch.mul(tensor_RC.float(), scale)
     rows, columns = tensor_RC.shape[-2:]
     result = torch.empty(tensor_RC.shape, dtype=torch.float32)
-    if scale.numel() == 1 or tensor_RC.ndim < 2:
-        return torch.mul(tensor_RC.float(), scale.float())
     if scale.ndim < tensor_RC.ndim:
         scale = scale.reshape(*scale.shape, *[1] * (tensor_RC.ndim - scale.ndim))
     block_rows, block_columns = block_size(rows, scale.shape[-2]), block_size(columns, scale.shape[-1])
@@ -96,7 +88,7 @@ def scaled(tensor_RC: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
         stop = min(rows, start + ROWS_AT_ONCE)
         part = result[..., start:stop, :]
         part.copy_(tensor_RC[..., start:stop, :])
-        factor = scale[..., torch.arange(start, stop) // block_rows, :].float()
+        factor = scale[..., torch.arange(start, stop) // block_rows, :]
         if columns == scale.shape[-1] * block_columns:
             part.view(*part.shape[:-1], scale.shape[-1], block_columns).mul_(factor[..., None])
             continue
@@ -162,5 +154,5 @@ def mxfp4(blocks: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
     table = torch.tensor([*_E2M1, *(-value for value in _E2M1)])
     pairs = torch.stack((blocks & 15, blocks >> 4), dim=-1).long()
     values = table[pairs].flatten(-2)  # [.., R, B, 32]
-    exponent = scales.to(torch.int32) - 127
+    exponent = scales.view(torch.uint8).to(torch.int32) - 127
     return torch.ldexp(values, exponent[..., None]).flatten(-2).transpose(-1, -2).contiguous()

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from proxy.errors import BuildError
+from proxy.families import text_size
 
 Rows = list[list[int]]
 
@@ -34,14 +35,34 @@ def calibration_rows(source: str, folder: str | Path, max_tokens: int, seed: int
         from proxy.embedded.rollouts import calibration_rows as sampled
 
         return sampled(Path(folder), max_tokens, seed)
+    return file_rows(source, folder, max_tokens)
+
+
+def file_rows(
+    source: str, folder: str | Path, max_tokens: int | None = None, what: str = "calibration"
+) -> Rows:
+    """Return the token rows of a JSONL file.
+
+    Args:
+        source: Path of the file, whose lines are ``{"input_ids": [...]}`` or ``{"text": "..."}``.
+        folder: Checkpoint folder, whose ``tokenizer.json`` turns texts into tokens.
+        max_tokens: Reading stops when there are as many; None for all.
+        what: What the file is for, for the messages.
+
+    Raises:
+        BuildError: The file cannot be read, or a line is none of the two.
+    """
     path = Path(source).expanduser()
+    mend = "name a JSONL file with a text or token ids a line"
+    if path.exists() and not path.is_file():  # a pipe would be waited for
+        raise BuildError(f"{what} file {path} is not a plain file", mend)
     rows: Rows = []
     tokens = 0
     encode: Callable[[str], list[int]] | None = None
     try:
         with path.open("rb") as file:
             for number, line in enumerate(iter(lambda: file.readline(MAX_LINE_BYTES), b""), start=1):
-                if tokens >= max_tokens:
+                if max_tokens is not None and tokens >= max_tokens:
                     break
                 if not line.strip():
                     continue
@@ -52,7 +73,7 @@ def calibration_rows(source: str, folder: str | Path, max_tokens: int, seed: int
                 rows.append(ids)
                 tokens += len(ids)
     except OSError as error:
-        raise BuildError(f"calibration file {path} cannot be read: {error.strerror}") from error
+        raise BuildError(f"{what} file {path} cannot be read: {error.strerror}", mend) from error
     return rows
 
 
@@ -61,9 +82,10 @@ def cut_rows(token_rows: Sequence[Sequence[int]], max_tokens: int, config: dict[
 
     Raises:
         BuildError: Nothing is left, or a token id is outside the vocabulary.
+        CheckpointError: The config's context length or vocabulary is no positive whole number.
     """
-    longest = config.get("max_position_embeddings") or max_tokens
-    vocabulary = config.get("vocab_size") or 0
+    longest = text_size(config, "max_position_embeddings") or max_tokens
+    vocabulary = text_size(config, "vocab_size")
     rows: Rows = []
     left = max_tokens
     for row in token_rows:

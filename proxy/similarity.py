@@ -111,10 +111,15 @@ def check_alpha(
         BuildError: A weight is negative or not finite, or nothing is left.
     """
     if len(alpha) != len(VIEWS) or not all(np.isfinite(a) and a >= 0 for a in alpha):
-        raise BuildError(f"alpha is {tuple(alpha)}, expected three weights of at least 0")
+        raise BuildError(
+            f"alpha is {tuple(alpha)}, expected three weights of at least 0", "1,1,1 weighs the views evenly"
+        )
     used = [weight if view in views else 0.0 for view, weight in zip(VIEWS, alpha, strict=True)]
     if not sum(used) > 0:
-        raise BuildError(f"alpha {tuple(alpha)} leaves the views {'+'.join(views)} without any weight")
+        raise BuildError(
+            f"alpha {tuple(alpha)} leaves the views {'+'.join(views)} without any weight",
+            "give one of them a weight, or choose another --strategy",
+        )
     a, b, c = (float(weight) / sum(used) for weight in used)
     return a, b, c
 

@@ -17,10 +17,12 @@ from copy import deepcopy
 from typing import TYPE_CHECKING, Any
 
 from proxy.checkpoint import Checkpoint, TensorInfo, check_finite
-from proxy.errors import BuildError
+from proxy.companions import factors, is_companion
+from proxy.errors import BuildError, CannotPredict
 from proxy.families import Layout, Role, get_key
-from proxy.quantised import block_size, is_companion, to_float
+from proxy.quantised import block_size, to_float
 from proxy.selection import Selection
+from proxy.skeleton import LoadErrors, Skeleton, cannot_load
 
 if TYPE_CHECKING:
     import torch
@@ -36,14 +38,12 @@ _DTYPES = {
     "I32": "int32",
     "I8": "int8",
     "U8": "uint8",
-    "F8_E8M0": "uint8",
+    "F8_E8M0": "float8_e8m0fnu",
 }
 
 HEAD_ROWS = 4096
 ON_DEMAND_BYTES = 4 << 20
 """Linear weights of a layer (in float32) from this size on are read while they are used instead of being held."""
-
-LoadErrors = (OSError, ValueError, RuntimeError, KeyError, ImportError, AttributeError, TypeError)
 
 
 class Streamed:
@@ -71,11 +71,8 @@ class Streamed:
         self.quantisation = get_key(checkpoint.config, "quantization_config") or get_key(
             checkpoint.config, "text_config.quantization_config"
         )
-        try:
-            self._model = _skeleton(checkpoint)
-        except LoadErrors as error:
-            raise _cannot_load(checkpoint, error) from error
-        self._meta = self._model.state_dict()
+        self._skeleton = Skeleton(checkpoint)
+        self._model, self._meta = self._skeleton.model, self._skeleton.meta
         target = self._target(layout.router(layout.moe_layers[0]))
         found = re.search(rf"^(.*?)([^.]+)\.{layout.moe_layers[0]}\.", target)
         if not found or target not in self._meta:
@@ -87,7 +84,7 @@ class Streamed:
         if self.single:
             for layer in layout.moe_layers:
                 self._shrink(self.experts(layer))
-            self._meta = self._model.state_dict()
+            self._meta = self._skeleton.meta = self._model.state_dict()
         self._by_layer = self._names_by_layer()
 
     def experts(self, layer: int) -> Any:
@@ -177,8 +174,12 @@ class Streamed:
         found: dict[str, Any] = {}
         sources: dict[str, int] = {}
         for name in names:
-            target, pattern = self._renamed(name)
-            if is_companion(name) or target not in self._meta or not target.endswith(".weight"):
+            target, pattern = self._skeleton.renamed(name)
+            if (
+                is_companion(name, self.checkpoint.tensors)
+                or target not in self._meta
+                or not target.endswith(".weight")
+            ):
                 continue
             sources[target] = sources.get(target, 0) + 1
             info, meta = self.checkpoint.tensors[name], self._meta[target]
@@ -196,7 +197,7 @@ class Streamed:
 
     def _companions(self, name: str) -> list[str]:
         """Return the tensors that help to read a weight."""
-        around = (f"{name}_scale_inv", f"{name}_scale", f"{name.removesuffix('.weight')}.input_scale")
+        around = (*factors(name), f"{name.removesuffix('.weight')}.input_scale")
         return [companion for companion in around if companion in self.checkpoint.tensors]
 
     def _reader(self, name: str) -> Callable[[int, int], torch.Tensor]:
@@ -282,7 +283,7 @@ class Streamed:
         """Return the most likely next tokens after final hidden states; the head is read in pieces.
 
         Raises:
-            BuildError: The checkpoint has no head, or a quantised one.
+            CannotPredict: The checkpoint has no head, or a quantised one.
         """
         import torch
 
@@ -296,7 +297,7 @@ class Streamed:
         on_disk = {self._target(name): name for name, part in self.layout.parts.items() if part.layer < 0}
         name = next((on_disk[target] for target in names if target in on_disk), None)
         if name is None or self.checkpoint.tensors[name].dtype not in ("BF16", "F16", "F32"):
-            raise BuildError("the checkpoint has no plain output head to predict tokens with")
+            raise CannotPredict("the checkpoint has no plain output head to predict tokens with")
         count = self.checkpoint.tensors[name].shape[0]
         best_T = torch.full((len(hidden_TH),), float("-inf"))
         token_T = torch.zeros(len(hidden_TH), dtype=torch.long)
@@ -375,20 +376,7 @@ class Streamed:
 
     def _target(self, name: str) -> str:
         """Return the (first) name in the model of a tensor on disk."""
-        return self._renamed(name)[0]
-
-    def _renamed(self, name: str) -> tuple[str, str | None]:
-        """Return the name in the model of a tensor on disk, and the pattern that changes its values, if any."""
-        from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
-
-        mapping = self._model.stream_mapping
-        renamings = [entry for entry in mapping if isinstance(entry, WeightRenaming)]
-        converters = [entry for entry in mapping if isinstance(entry, WeightConverter)]
-        prefix = self._model.base_model_prefix
-        target, pattern = rename_source_key(name, renamings, converters, prefix, self._meta)
-        if target not in self._meta and name in self._meta:
-            target, pattern = rename_source_key(name, [], [], prefix, self._meta)
-        return target, pattern
+        return self._skeleton.renamed(name)[0]
 
     def _convert(
         self, names: Iterable[str], renamed: dict[str, str] | None = None, record: int | None = None
@@ -403,19 +391,14 @@ class Streamed:
         Raises:
             BuildError: transformers' conversion fails.
         """
-        from transformers.core_model_loading import WeightConverter, WeightRenaming, dot_natural_key
+        from transformers.core_model_loading import WeightRenaming, dot_natural_key
 
         raw = {(renamed or {}).get(name, name): self._read(name, record) for name in names}
         sources = to_float(raw, self.quantisation or {})
-        by_pattern = {
-            pattern: entry
-            for entry in self._model.stream_mapping
-            if isinstance(entry, WeightConverter)
-            for pattern in entry.source_patterns
-        }
+        by_pattern = self._skeleton.converters
         pending: dict[str, Any] = {}
         for name in sorted(sources, key=dot_natural_key):
-            target, pattern = self._renamed(name)
+            target, pattern = self._skeleton.renamed(name)
             if target not in self._meta:
                 continue  # what transformers leaves out when it loads, it leaves out here
             entry = deepcopy(by_pattern[pattern]) if pattern else WeightRenaming(name, target)
@@ -428,7 +411,7 @@ class Streamed:
                 ).items():
                     result[name] = value[0] if isinstance(value, list) else value
         except LoadErrors as error:
-            raise _cannot_load(self.checkpoint, error) from error
+            raise cannot_load(self.checkpoint, error) from error
         return result
 
     def _read(self, name: str, record: int | None = None) -> torch.Tensor:
@@ -446,6 +429,11 @@ class Streamed:
         import torch
 
         info = self.checkpoint.tensors[name]
+        if max(rows) >= info.shape[0]:
+            raise BuildError(
+                f"token id {max(rows)} is outside of {name!r}, which has {info.shape[0]} rows",
+                "calibrate on texts tokenised for this checkpoint",
+            )
         size = info.nbytes // info.shape[0]
         parts = [self._fill(info, info.start + row * size, size) for row in rows]
         return torch.stack(parts).view(getattr(torch, _dtype(info))).float()
@@ -500,30 +488,3 @@ def _set(module: Any, name: str, tensor: torch.Tensor) -> None:
     else:
         plain = isinstance(tensor, torch.nn.Parameter)
         owner._parameters[last] = tensor if plain else torch.nn.Parameter(tensor, requires_grad=False)
-
-
-def _skeleton(checkpoint: Checkpoint) -> Any:
-    """Return transformers' model of a checkpoint on the meta device; buffers that no file holds are real."""
-    import torch
-    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
-    from transformers.conversion_mapping import get_model_conversion_mapping
-
-    config = AutoConfig.from_pretrained(checkpoint.folder, local_files_only=True, trust_remote_code=False)
-    for section in (config, getattr(config, "text_config", None)):
-        if section is not None and hasattr(section, "quantization_config"):
-            del section.quantization_config
-    known: Any = AutoModelForCausalLM._model_mapping
-    loader: Any = AutoModelForCausalLM if type(config) in known else AutoModelForImageTextToText
-    with torch.device("meta"):
-        model = loader.from_config(config, dtype=torch.float32, experts_implementation="eager")
-    for name, buffer in model.named_non_persistent_buffers():
-        _set(model, name, torch.empty_like(buffer, device="cpu"))
-    model.initialize_weights()
-    model.stream_mapping = get_model_conversion_mapping(model)
-    return model.eval()
-
-
-def _cannot_load(checkpoint: Checkpoint, error: BaseException) -> BuildError:
-    """Return a library's error as one line of ours."""
-    lines = str(error).strip().splitlines() or [type(error).__name__]
-    return BuildError(f"transformers cannot load {checkpoint.folder}: {lines[0]}")

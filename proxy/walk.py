@@ -20,13 +20,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from proxy.checkpoint import Checkpoint
-from proxy.errors import BuildError, ProxyError
+from proxy.errors import BuildError, CannotPredict, ProxyError
 from proxy.families import Layout, hidden_size
 from proxy.hidden import HiddenStates, Saved, Tallies
 from proxy.memory import give_back_large_blocks, peak_memory
 from proxy.rows import Rows, batch_tokens, batches
 from proxy.selection import Selection
-from proxy.stream import LoadErrors, Streamed
+from proxy.skeleton import LoadErrors
+from proxy.stream import Streamed
 from proxy.tally import Tally
 
 if TYPE_CHECKING:
@@ -144,7 +145,7 @@ class Pass:
             picked: Experts that may be chosen, by layer; None for all.
 
         Raises:
-            BuildError: The layers hand each other more than hidden states, or there is no plain head.
+            CannotPredict: The layers hand each other more than hidden states, or there is no plain head.
         """
         import torch
 
@@ -154,10 +155,9 @@ class Pass:
         with torch.inference_mode(), self.model.ends(used), mask:
             start = self._record()
             if start is None:
-                raise BuildError(
+                raise CannotPredict(
                     "this family's layers hand each other more than hidden states, so its predictions cannot be "
-                    "streamed",
-                    "give --alpha as numbers",
+                    "streamed"
                 )
             final = self._by_layer(start)
             tokens: list[int] = []

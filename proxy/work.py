@@ -1,12 +1,13 @@
 """The folder in which a build works: beside its output, hidden, taken up again by the next call after a kill.
 
-What a build was about to do is in `key`; a folder with another key is emptied. An error removes the folder. A
-kill, a lost connection or Ctrl-C leaves it, and the same build goes on where it stopped. Nothing ever
-stands under the final name but the finished proxy.
+What a build was about to do is in `key`; a folder with another key is emptied, one that no build made is left
+alone. An error removes the folder. A kill, a lost connection, Ctrl-C or a full disk leaves it, and the same build
+goes on where it stopped. Nothing ever stands under the final name but the finished proxy.
 """
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -15,10 +16,18 @@ from typing import IO
 
 from proxy.errors import BuildError
 
+OURS = {"key", "lock", "proxy", "calibration"}
+"""What a build keeps in its folder."""
+
+
+def whole_path(out: str | Path) -> Path:
+    """Return an output folder from the root on, without ``..``, which would count on folders made on the way."""
+    return Path(os.path.normpath(Path(out).absolute()))
+
 
 def work_place(out: str | Path) -> Path:
     """Return where a build that will write `out` works."""
-    out = Path(out).absolute()
+    out = whole_path(out)
     return out.parent / f".{out.name}.building"
 
 
@@ -31,10 +40,11 @@ def work_folder(out: str | Path, key: str) -> Iterator[Path]:
         key: What the build is made from; another key means another build.
 
     Raises:
-        BuildError: `out` exists and is not an empty folder, cannot be made, or another build writes it.
+        BuildError: `out` exists and is not an empty folder, cannot be made, another build writes it, or the
+            folder to work in is somebody else's.
     """
     check_free(out)
-    out = Path(out).absolute()
+    out = whole_path(out)
     work = work_place(out)
     try:
         work.mkdir(parents=True, exist_ok=True)
@@ -49,9 +59,14 @@ def work_folder(out: str | Path, key: str) -> Iterator[Path]:
             out.rmdir()  # still empty, or this fails
         (work / "proxy").rename(out)
     except OSError as error:
-        _remove(work)
+        kept = _worth_keeping(work)
+        if not kept:
+            _remove(work)
         raise BuildError(
-            f"cannot write {out}: {error.strerror or error}", "free some space, or choose another --out"
+            f"cannot write {out}: {error.strerror or error}",
+            f"free some space and give the same command again, which goes on from {work}; or remove that folder"
+            if kept
+            else "free some space, or choose another --out",
         ) from error
     except Exception as error:
         if not isinstance(error, _Busy):
@@ -79,6 +94,13 @@ def _lock(lock: IO[str], out: Path) -> None:
         raise _Busy(f"another build is writing {out}", "wait for it, or choose another --out") from error
 
 
+def _worth_keeping(work: Path) -> bool:
+    """Say whether a layer was calibrated or a shard written; drop what was half-written."""
+    for part in (work / "proxy").glob("*.part"):
+        _remove(part)
+    return (work / "calibration" / "state.json").exists() or any((work / "proxy").glob("*.safetensors"))
+
+
 def _prepare(work: Path, key: str) -> None:
     """Empty the folder of anything that another build left."""
     mark = work / "key"
@@ -104,11 +126,28 @@ def check_free(out: str | Path) -> None:
     """Refuse an output folder that holds something.
 
     Raises:
-        BuildError: `out` exists and is not an empty folder.
+        BuildError: `out` exists and is not an empty folder, the folder beside it that a build works in is not a
+            build's, or the system takes no such names.
     """
-    out = Path(out)
-    if out.is_symlink() or (out.exists() and (not out.is_dir() or any(out.iterdir()))):
+    out, work = whole_path(out), work_place(out)
+    try:
+        taken = out.is_symlink() or (out.exists() and (not out.is_dir() or any(out.iterdir())))
+        foreign = work.is_symlink() or (work.exists() and not _ours(work))
+    except OSError as error:
+        raise BuildError(f"cannot write to {out}: {error.strerror}", "choose another --out") from error
+    if taken:
         raise BuildError(f"output folder {out} is not empty", "choose another --out, or remove it")
+    if foreign:
+        raise BuildError(
+            f"a build of {out} works in {work}, which something else made",
+            "move that away, or choose another --out",
+        )
+
+
+def _ours(work: Path) -> bool:
+    """Say whether a folder was made by a build: it is empty, or has a build's files and no others."""
+    names = {path.name for path in work.iterdir()} if work.is_dir() else {"a file"}
+    return names <= {"lock"} or {"key", "lock"} <= names <= OURS
 
 
 def check_space(out: str | Path, size: int, what: str) -> None:
@@ -122,13 +161,18 @@ def check_space(out: str | Path, size: int, what: str) -> None:
     Raises:
         BuildError: There is less room.
     """
-    home = next(parent for parent in Path(out).absolute().parents if parent.exists())
+    home = next(parent for parent in whole_path(out).parents if parent.exists())
     free = shutil.disk_usage(home).free
     work = work_place(out)
     if work.is_dir():  # what an interrupted build has written already is not needed again
         free += sum(path.stat().st_size for path in work.rglob("*") if path.is_file())
     if free < size:
         raise BuildError(
-            f"{what} need {size / 1e9:.1f} GB, and {home} has {free / 1e9:.1f} GB left",
+            f"{what} need {_readable(size)}, and {home} has {_readable(free)} left",
             "free some space, or choose another --out",
         )
+
+
+def _readable(size: int) -> str:
+    """Return a number of bytes for people."""
+    return f"{size / 1e9:.1f} GB" if size >= 1e9 else f"{size / 1e6:.1f} MB"

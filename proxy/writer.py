@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import copy
 import json
-import re
 import shutil
 import struct
 import time
@@ -22,22 +21,18 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from proxy.checkpoint import (
-    CONFIG,
     INDEX,
     Checkpoint,
     TensorInfo,
     from_float32,
-    inside,
     to_float32,
 )
 from proxy.copying import checks, copy_span, spans, write_all
 from proxy.errors import CheckpointError
 from proxy.families import Layout, Part, Role, get_key, set_key
-from proxy.manifest import MANIFEST, RANKING
+from proxy.manifest import side_files
+from proxy.quantisation_config import renumber
 from proxy.selection import Selection
-
-MAX_SIDE_FILE_BYTES = 256 << 20
-WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".onnx", ".h5", ".msgpack")
 
 Mixture = tuple[tuple[int, float], ...]
 """Experts that are averaged into one, with weights that add up to 1."""
@@ -173,7 +168,7 @@ def edited_config(
         experts: Experts that each layer has now.
         selections: Experts kept, by layer.
     """
-    edited = copy.deepcopy(dict(config))
+    edited: dict[str, Any] = copy.deepcopy(dict(config))
     for key in map(layout.key, layout.family.counts):
         if (old := get_key(edited, key)) is not None:
             set_key(edited, key, [experts] * len(old) if isinstance(old, list) else experts)
@@ -184,38 +179,8 @@ def edited_config(
         # Without the key transformers assumes the family's default count, which may not be 0.
         for key in present or (mtp_counts[:1] if dropped else ()):
             set_key(edited, key, 0)
-    for root in {"", layout.root}:
-        section = get_key(edited, f"{root}.quantization_config" if root else "quantization_config")
-        if isinstance(section, dict):
-            for key, value in section.items():
-                section[key] = _renumbered(value, layout, selections)
+    renumber(edited, layout, selections)
     return edited
-
-
-def _renumbered(value: Any, layout: Layout, selections: Mapping[int, Selection]) -> Any:
-    """Return part of a quantisation config with the experts in module names renumbered, dropped ones left out."""
-    if isinstance(value, dict):
-        return {key: _renumbered(item, layout, selections) for key, item in value.items()}
-    if isinstance(value, list) and all(isinstance(item, str) for item in value):
-        names = (_renumbered_name(item, layout, selections) for item in value)
-        return [name for name in names if name is not None]
-    if isinstance(value, list):
-        return [_renumbered(item, layout, selections) for item in value]
-    return value
-
-
-def _renumbered_name(name: str, layout: Layout, selections: Mapping[int, Selection]) -> str | None:
-    """Return a module name with its expert's new number, None for a dropped expert, others as they are."""
-    pattern = re.escape(layout.prefix + layout.family.block + layout.family.experts)
-    for hole in ("{L}", "{E}"):
-        pattern = pattern.replace(re.escape(hole), r"(\d+)")
-    found = re.match(pattern.removesuffix(r"\."), name)
-    if not found or int(found[1]) not in selections:
-        return name
-    kept = selections[int(found[1])].kept
-    if int(found[2]) not in kept:
-        return None
-    return name[: found.start(2)] + str(kept.index(int(found[2]))) + name[found.end(2) :]
 
 
 def write_weights(
@@ -260,17 +225,17 @@ def copy_side_files(folder: Path, checkpoint: Checkpoint) -> None:
     Raises:
         CheckpointError: One of them is a link that leaves the checkpoint's folder.
     """
-    for path in sorted(checkpoint.folder.iterdir()):
-        made_here = path.name in (CONFIG, INDEX, MANIFEST, RANKING) or path.name.startswith(".")
-        if made_here or not path.is_file() or path.name.endswith((*WEIGHT_SUFFIXES, ".index.json")):
-            continue
-        if path.stat().st_size <= MAX_SIDE_FILE_BYTES:
-            shutil.copyfile(inside(checkpoint.folder, path.name), folder / path.name)
+    for path in side_files(checkpoint):
+        shutil.copyfile(path, folder / path.name)
 
 
 def write_json(path: Path, data: Mapping[str, Any]) -> None:
-    """Write a JSON file the way checkpoints have them."""
-    path.write_text(json.dumps(data, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    """Write a JSON file the way checkpoints have them; text that UTF-8 has no bytes for stays escaped."""
+    try:
+        text = json.dumps(data, indent=2, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        text = json.dumps(data, indent=2).encode()
+    path.write_bytes(text + b"\n")
 
 
 def _write_file(path: Path, checkpoint: Checkpoint, tensors: list[Output], metadata: dict[str, str]) -> None:

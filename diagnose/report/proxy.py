@@ -65,24 +65,19 @@ def facts(manifest: Mapping[str, Any]) -> list[str]:
         lines.append(
             f"Cut from {literal(spec.get('checkpoint', '?'), 200)} by {literal(spec.get('strategy'))}"
         )
-    if {"before", "after", "top_k"} <= set(experts):
-        text = (
-            f"{experts['after']} of {experts['before']} experts a layer, {experts['top_k']} a token as before"
-        )
-        lines.append(literal(text))
-    if isinstance(sizes.get("before"), int) and isinstance(sizes.get("after"), int) and sizes["before"]:
-        before, after = sizes["before"], sizes["after"]
+    counts = [_count(experts.get(key)) for key in ("after", "before", "top_k")]
+    if None not in counts:
+        lines.append(f"{counts[0]} of {counts[1]} experts a layer, {counts[2]} a token as before")
+    before, after = _count(sizes.get("before")), _count(sizes.get("after"))
+    if before and after is not None:
         share = percent(after / before)
         memory = _mapping(manifest.get("bytes"))
-        room = (
-            f", {size(memory['after'])} of {size(memory['before'])}"
-            if isinstance(memory.get("before"), int) and isinstance(memory.get("after"), int)
-            else ""
-        )
+        held, left = _count(memory.get("before")), _count(memory.get("after"))
+        room = f", {size(left)} of {size(held)}" if held is not None and left is not None else ""
         lines.append(f"{after:,} of {before:,} parameters ({share} of the original{room})")
-    if isinstance(calibration.get("tokens"), int):
+    if (tokens := _count(calibration.get("tokens"))) is not None:
         source = literal(calibration.get("source", "?"), 80)
-        lines.append(f"Calibrated on {calibration['tokens']:,} tokens ({source})")
+        lines.append(f"Calibrated on {tokens:,} tokens ({source})")
     return lines
 
 
@@ -140,9 +135,18 @@ def _mapping(value: Any) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {}
 
 
+def _count(value: Any) -> int | None:
+    """Return a count, None where it is none."""
+    return value if isinstance(value, int) and 0 <= value < 1 << 63 else None
+
+
 def _ints(value: Any) -> list[int]:
-    return [item for item in value if isinstance(item, int)] if isinstance(value, list) else []
+    """Return the counts of a list. An owner of -1 is no count: nobody stands for that expert."""
+    return (
+        [item for item in value if _count(item) is not None or item == -1] if isinstance(value, list) else []
+    )
 
 
 def _share(value: Any) -> Text:
-    return Text(number(value, 2) if isinstance(value, int | float) else "–", justify="right")
+    sound = isinstance(value, float) or _count(value) is not None
+    return Text(number(value, 2) if sound else "–", justify="right")

@@ -15,7 +15,7 @@ class UnknownCheckpoint(ValueError):
     """An ``embedded:`` name that is not shipped, or a folder without a checkpoint; `mend` says what to do."""
 
     def __init__(self, message: str, mend: str = "") -> None:
-        super().__init__(message)
+        super().__init__(" ".join(message.split()))
         self.mend = mend
 
 

@@ -4,6 +4,8 @@ import json
 import math
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from diagnose.cli import invoke
 from proxy.checkpoint import open_checkpoint
@@ -121,13 +123,44 @@ def test_the_estimate_falls_with_more_devices_and_grows_with_longer_responses():
     [
         ({"model_type": "llama"}, "no Mixture-of-Experts family"),
         ({"num_experts": None}, "has none of"),
-        ({"vocab_size": "many"}, "no positive whole number vocab_size"),
+        ({"vocab_size": "many"}, "vocab_size is 'many', expected a whole number"),
+        ({"vocab_size": None}, "no positive whole number vocab_size"),
+        ({"vocab_size": 10**400}, "vocab_size is 1000.*…, expected a whole number"),
+        ({"num_hidden_layers": 10**9}, "1000000000 layers are more than any model has"),
+        ({"head_dim": -5}, "head_dim is -5"),
+        ({"mlp_only_layers": 3}, "mlp_only_layers is 3, expected a list"),
+        ({"num_experts_per_tok": 500}, "num_experts_per_tok 500 is more than the 128 experts"),
+        ({"first_k_dense_replace": "two"}, "first_k_dense_replace is 'two'"),
         ({"model_type": "qwen3_next", "linear_num_key_heads": 16}, "linear_num_key_heads"),
     ],
 )
 def test_what_cannot_be_counted_is_refused(change, words):
     with pytest.raises(CheckpointError, match=words):
         shape_of(QWEN | change)
+
+
+ODD = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-(10**12), 10**12),
+    st.integers(0, 300),
+    st.floats(),
+    st.text(max_size=3),
+    st.lists(st.integers(0, 9), max_size=2),
+    st.just({}),
+)
+
+
+@settings(max_examples=300, deadline=2000)
+@given(st.dictionaries(st.sampled_from([*QWEN, *DEEPSEEK, "text_config"]), ODD, max_size=4), st.booleans())
+def test_odd_configs_are_counted_or_refused(change, deep):
+    try:
+        shape = shape_of((DEEPSEEK if deep else QWEN) | change)
+        found = cost(shape, "original", NPU, 4096, Batch())
+    except CheckpointError as error:
+        assert error.mend and "\n" not in str(error)
+    else:
+        assert math.isfinite(found.hours) and found.hours > 0
 
 
 def test_the_command(tmp_path, capsys):
@@ -144,6 +177,8 @@ def test_the_command(tmp_path, capsys):
         ["--experts", "200"],
         ["--accelerator", "abacus"],
         ["--tokens", "9000000"],
+        ["--seconds", "nan"],
+        ["--seconds", "inf"],
     ):
         assert invoke(["proxy", "cost", str(tmp_path), *wrong]) == 2
     assert invoke(["proxy", "cost", str(tmp_path / "nothing")]) == 2

@@ -1,6 +1,9 @@
 """The proxy computes what the original computes without the dropped experts; nothing half-made is left."""
 
+import hashlib
 import json
+import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,7 +12,7 @@ import torch
 from proxy.build import build
 from proxy.calibration import collect
 from proxy.errors import BuildError, CheckpointError, ProxyError
-from proxy.manifest import checkpoint_hash
+from proxy.manifest import checkpoint_hash, rows_hash
 from proxy.plan import make_plan
 from proxy.specs import BuildSpec
 from tests.fixtures import tiny_moe as tiny
@@ -169,8 +172,9 @@ def test_fp8_tensors_and_their_scales_pass_through(tmp_path):
             )
             assert torch.equal(got.view(torch.uint8), changes[expected].view(torch.uint8))
     stats = collect(tiny.make_qwen(tmp_path / "plain"), ROWS, 200)
-    with pytest.raises(CheckpointError, match="F8_E4M3"):
+    with pytest.raises(BuildError, match=r"averages experts.*F8_E4M3") as caught:
         build(spec(original, tmp_path / "merged", 4, "merge"), stats=stats)
+    assert "frequency" in caught.value.mend
     assert sorted(path.name for path in tmp_path.iterdir()) == ["original", "p", "plain"]
 
 
@@ -190,7 +194,34 @@ def test_manifest_says_what_was_done(qwen, tmp_path):
         assert all(entry["owner"][expert] == expert for expert in entry["kept"])
         assert set(entry["owner"]) == set(entry["kept"])
     assert [w for w in manifest["warnings"] if "twice top-2" in w]
-    assert set(manifest["warnings"]) <= set(notes)
+    assert {f"warning: {text}" for text in manifest["warnings"]} <= set(notes)
+
+
+def test_the_manifest_has_the_hash_of_every_file(qwen, tmp_path):
+    original = tiny.shard(shutil.copytree(qwen, tmp_path / "o"))
+    (original / "tokenizer.json").write_text("{}")
+    (original / "pytorch_model.bin").write_bytes(b"not copied")
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text('{"input_ids": [3, 4]}\n')
+    asked = replace(spec(original, tmp_path / "p", 4), test_prompts=str(prompts))
+    manifest = build(asked, rows=ROWS)
+
+    def hashes(folder: Path) -> dict[str, str]:
+        return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in folder.iterdir()}
+
+    read = {name: value for name, value in hashes(original).items() if name != "pytorch_model.bin"}
+    assert manifest["inputs"] == read and "model.safetensors.index.json" in read
+    written = {name: value for name, value in hashes(tmp_path / "p").items() if name != "proxy_manifest.json"}
+    assert {name: entry["sha256"] for name, entry in manifest["files"].items()} == written
+    assert {"tokenizer.json", "expert_ranking.jsonl"} <= set(written)
+    assert manifest["test_prompts"] == {"rows": 1, "sha256": rows_hash([[3, 4]])}
+
+
+def test_text_that_utf_8_has_no_bytes_for_stays_as_it_is(qwen, tmp_path):
+    original = shutil.copytree(qwen, tmp_path / "o")
+    tiny.edit_config(original, note="lone \ud800 surrogate")
+    build(spec(original, tmp_path / "p", 4, "first_k"))
+    assert tiny.read_config(tmp_path / "p")["note"] == "lone \ud800 surrogate"
 
 
 def test_same_spec_same_proxy(qwen, tmp_path):

@@ -51,6 +51,12 @@ def test_table_has_the_original_and_paired_differences(qwen):
     assert [seen[0] for seen in fake.seen].count("multi_view") == 2
 
 
+def test_strategies_that_need_outputs_get_them(qwen):
+    fake = Fake(original=38, multi_view=30, frequency=20, reap=10)
+    table = compare(qwen, [4], ["frequency", "reap"], fake, rows=ROWS)
+    assert [row.strategy for row in table] == ["original", "multi_view", "frequency", "reap"]
+
+
 def test_scratch_proxies_are_removed(qwen, tmp_path):
     compare(qwen, [4], [], Fake(original=1, multi_view=1), rows=ROWS, workdir=tmp_path)
     assert list(tmp_path.iterdir()) == []

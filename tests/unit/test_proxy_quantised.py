@@ -1,6 +1,8 @@
 """Quantised checkpoints are cut with their scales, read back right for calibration, and their config renumbered."""
 
 import json
+import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -9,8 +11,12 @@ import torch
 
 from proxy.build import build
 from proxy.calibration import collect
-from proxy.errors import BuildError
+from proxy.checkpoint import TensorInfo, check_finite, open_checkpoint
+from proxy.errors import BuildError, CheckpointError
+from proxy.families import understand
+from proxy.quantisation_config import check_names, renumber
 from proxy.quantised import mxfp4, scaled, to_float, unpack
+from proxy.selection import Selection
 from proxy.specs import BuildSpec
 from tests.fixtures import tiny_moe as tiny
 
@@ -220,6 +226,133 @@ def test_factors_of_a_tensor_a_row_and_a_group():
     for scale in (torch.tensor(2.0), torch.rand(6, 1), torch.rand(6, 2)):
         whole = scale.expand(6, 8) if scale.numel() in (1, 6) else scale.repeat_interleave(4, 1)
         assert torch.allclose(scaled(values, scale), values.float() * whole)
+
+
+@pytest.mark.parametrize("named", ["weight_scale_inv", "scale"])
+@pytest.mark.parametrize("strategy", ["multi_view", "reap"])
+def test_factors_that_are_powers_of_two_choose_the_same_experts(strategy, named, tmp_path):
+    """E8M0 bytes are exponents: the same factors in float32, and the product, keep the same experts."""
+    folders = {kind: tiny.make_deepseek(tmp_path / kind) for kind in ("bytes", "float", "plain")}
+    changes: dict[str, dict] = {kind: {} for kind in folders}
+    for name, tensor in tiny.load_all(folders["plain"]).items():
+        if ".mlp.experts." in name or name.endswith("o_proj.weight"):
+            scale = torch.pow(2, torch.log2(quantise_fp8(tensor)[1]).ceil())
+            whole = torch.kron(scale, torch.ones(8, 8))[: tensor.shape[0], : tensor.shape[1]]
+            values = (tensor / whole).to(torch.float8_e4m3fn)
+            beside = name.removesuffix("weight") + named
+            changes["bytes"] |= {name: values, beside: scale.to(torch.float8_e8m0fnu)}
+            changes["float"] |= {name: values, beside: scale}
+            changes["plain"][name] = dequantised(values, scale)
+    kept = {}
+    for kind, folder in folders.items():
+        tiny.edit_tensors(folder, changes[kind])
+        manifest = build(BuildSpec(str(folder), str(tmp_path / f"{kind}-p"), 6, strategy), rows=ROWS)
+        kept[kind] = manifest["layers"]
+    assert kept["bytes"] == kept["float"] == kept["plain"]
+
+
+@pytest.mark.parametrize("strategy", ["multi_view", "first_k"])
+def test_an_exponent_that_is_nan_is_refused(strategy, fp8, tmp_path):
+    folder = shutil.copytree(fp8[0], tmp_path / "o")
+    tensors = tiny.load_all(folder)
+    exponents = {
+        name: torch.pow(2, torch.log2(tensor).round()).to(torch.float8_e8m0fnu)
+        for name, tensor in tensors.items()
+        if name.endswith("_scale_inv")
+    }
+    tiny.edit_tensors(folder, exponents)
+    build(BuildSpec(str(folder), str(tmp_path / "p"), 6, strategy), rows=ROWS)
+    name = "model.layers.1.mlp.experts.0.up_proj.weight_scale_inv"
+    exponents[name].view(torch.uint8)[0, 0] = 255
+    tiny.edit_tensors(folder, {name: exponents[name]})
+    with pytest.raises(CheckpointError, match=f"'{name}' .*NaN"):
+        build(BuildSpec(str(folder), str(tmp_path / "q"), 6, strategy), rows=ROWS)
+
+
+def test_mxfp4_exponents_are_checked_too():
+    info = TensorInfo("x.down_proj_scales", "f", "U8", (4,), 0, 4)
+    check_finite(bytes([0, 1, 127, 254]), info)
+    with pytest.raises(CheckpointError, match="NaN"):
+        check_finite(bytes([0, 255, 127, 254]), info)
+    check_finite(bytes([255] * 4), replace(info, name="x.down_proj_blocks"))
+
+
+def test_two_values_a_byte_are_not_taken_for_whole_numbers():
+    packed = {
+        "w1.weight": torch.zeros(4, 8, dtype=torch.int8),
+        "w1.scale": torch.ones(4, 1).to(torch.float8_e8m0fnu),
+    }
+    with pytest.raises(BuildError, match="two 4-bit values a byte") as caught:
+        to_float(packed, {})
+    assert "first_k" in caught.value.mend
+
+
+EXPERT_5 = "model.layers.0.mlp.experts.5.up_proj"
+
+
+@pytest.fixture
+def layout(tmp_path):
+    return understand(open_checkpoint(tiny.make_qwen(tmp_path / "layout")))
+
+
+def renumbered(section, layout):
+    config = {"quantization_config": section}
+    renumber(config, layout, {0: Selection((1, 5, 7), (1,) * 8), 1: Selection((0, 2, 3), (0,) * 8)})
+    return config["quantization_config"]
+
+
+def test_ids_are_renumbered_wherever_a_module_is_named(layout):
+    gone = "model.layers.0.mlp.experts.4"
+    before = {
+        "extra_config": {EXPERT_5: {"bits": 16}, gone: {"bits": 8}, "lm_head": {"bits": 16}},
+        "ignored_layers": EXPERT_5,
+        "mixed": [None, 3, EXPERT_5, gone, {"name": gone, "other": 1}],
+        "targets": ["Linear", "re:.*experts.*", "model.layers.7.mlp.experts.5.up_proj", "experts.5"],
+    }
+    after = renumbered(before, layout)
+    new = "model.layers.0.mlp.experts.1.up_proj"
+    assert after == {
+        "extra_config": {new: {"bits": 16}, "lm_head": {"bits": 16}},
+        "ignored_layers": new,
+        "mixed": [None, 3, new, {"other": 1}],
+        "targets": before["targets"],
+    }
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        r"re:model\.layers\.1\.mlp\.experts\.5\..*",
+        "re:.*experts.(3|5).*",
+        "re:.*experts.[35]",
+        "layers.0.mlp.experts.5.up_proj",
+        "+:.*experts\\.1[0-9]*",
+    ],
+)
+def test_patterns_for_single_experts_are_refused(text, layout):
+    for section in ({"ignore": ["lm_head", text]}, {"dynamic": {text: {"bits": 4}}}):
+        with pytest.raises(CheckpointError, match="names single experts by") as caught:
+            check_names({"quantization_config": section}, layout)
+        assert "config.json" in caught.value.mend
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "re:.*experts.*",
+        r"re:.*mlp\.experts\.\d+\..*",
+        "re:.*experts.[0-9]+.down_proj",
+        r"re:.*layers\.0\.mlp\.experts\..*w2",
+        "re:.*shared_experts.*",
+        "mtp.layers.0.mlp.experts.5.up_proj",
+        EXPERT_5,
+        "lm_head",
+    ],
+)
+def test_patterns_for_all_experts_stand(text, layout):
+    check_names({"quantization_config": {"ignore": [text], "dynamic": {text: 1}}}, layout)
+    if text != EXPERT_5:
+        assert renumbered({"ignore": [text]}, layout) == {"ignore": [text]}
 
 
 def test_what_is_not_understood_is_refused_and_says_what_works():

@@ -17,6 +17,7 @@ from proxy.doubts import of_calibration, of_overlap, of_routers
 from proxy.errors import BuildError, CheckpointError, ProxyError
 from proxy.families import understand
 from proxy.layer_stats import LayerStats
+from proxy.manifest import file_hash
 from proxy.plan import make_plan
 from proxy.selection import Selection
 from proxy.specs import BuildSpec
@@ -51,7 +52,7 @@ def test_room_is_asked_for_before_anything_is_read(qwen, tmp_path, monkeypatch):
     monkeypatch.setattr("shutil.disk_usage", lambda _: type("Usage", (), {"free": 1000})())
     notes = []
     with pytest.raises(
-        BuildError, match=r"the proxy's weights need 0.0 GB, and .* has 0.0 GB left"
+        BuildError, match=r"the proxy's weights need 0.1 MB, and .* has 0.0 MB left"
     ) as caught:
         build(spec(qwen, tmp_path / "p"), notes.append)
     assert usage and notes == [] and "choose another --out" in caught.value.mend
@@ -86,8 +87,77 @@ def test_what_another_build_left_is_not_taken_up(qwen, tmp_path):
     (left / "proxy").mkdir(parents=True)
     (left / "proxy/model.safetensors").write_bytes(b"of another checkpoint")
     (left / "key").write_text("another build")
+    (left / "lock").write_text("")
     build(spec(qwen, tmp_path / "p"))
     assert understand(open_checkpoint(tmp_path / "p")).experts == 4
+
+
+@pytest.mark.parametrize("kind", ["folder", "link", "file", "half", "dangling"])
+def test_what_no_build_made_is_never_touched(kind, qwen, tmp_path):
+    place, elsewhere = work_place(tmp_path / "p"), tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "thesis.txt").write_text("precious")
+    if kind in ("folder", "half"):
+        place.mkdir()
+        (place / "thesis.txt").write_text("precious")
+        for name in ("key", "lock") if kind == "half" else ():
+            (place / name).write_text("")
+    elif kind == "file":
+        place.write_text("precious")
+    else:
+        place.symlink_to(elsewhere if kind == "link" else tmp_path / "nothing")
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(BuildError, match="which something else made") as caught:
+        build(spec(qwen, tmp_path / "p"))
+    assert "--out" in caught.value.mend and sorted(tmp_path.rglob("*")) == before
+    assert (elsewhere / "thesis.txt").read_text() == "precious"
+
+
+@pytest.mark.parametrize("left", [(), ("lock",)])
+def test_a_build_that_was_killed_at_once_is_taken_up(left, qwen, tmp_path):
+    place = work_place(tmp_path / "p")
+    place.mkdir()
+    for name in left:
+        (place / name).write_text("")
+    build(spec(qwen, tmp_path / "p"))
+    assert not place.exists()
+
+
+def test_a_full_disk_while_writing_keeps_the_calibration(qwen, tmp_path, monkeypatch):
+    asked = spec(qwen, tmp_path / "p", strategy="multi_view")
+    with monkeypatch.context() as patch:
+
+        def full(*_):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+        patch.setattr("proxy.writer.write_all", full)
+        with pytest.raises(BuildError, match="No space left on device") as caught:
+            build(asked, rows=ROWS)
+    place = work_place(tmp_path / "p")
+    assert str(place) in caught.value.mend and not (tmp_path / "p").exists()
+    assert not list(place.rglob("*.part"))
+    notes = []
+    build(asked, notes.append, rows=ROWS)
+    assert not any("calibration: layer" in note for note in notes) and not place.exists()
+    build(replace(asked, out=str(tmp_path / "q")), notes.append, rows=ROWS)
+    assert any("calibration: layer" in note for note in notes)  # or the line above proves nothing
+    assert file_hash(tmp_path / "p/model.safetensors") == file_hash(tmp_path / "q/model.safetensors")
+
+
+@pytest.mark.parametrize("name", ["n" * 250, "n" * 300])
+def test_names_that_no_file_may_have(name, qwen, tmp_path):
+    with pytest.raises(BuildError, match=r"cannot write to .*File name too long") as caught:
+        build(spec(qwen, tmp_path / name))
+    assert "--out" in caught.value.mend and not list(tmp_path.iterdir())
+
+
+def test_an_output_that_steps_back_is_where_it_ends(qwen, tmp_path):
+    (tmp_path / "there").mkdir()
+    (tmp_path / "there/mine").write_text("")
+    with pytest.raises(BuildError, match="there is not empty"):
+        build(spec(qwen, tmp_path / "there/new/.."))
+    build(spec(qwen, tmp_path / "new/../p"))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["p", "there"]
 
 
 def test_a_file_that_is_whole_is_kept_and_a_part_is_written_anew(qwen, tmp_path):

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from io import StringIO
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from rich.console import Console
 
-from diagnose.report.proxy import checkpoint_facts, clusters, facts, proxy_view, size, spans
+from diagnose.cli import invoke
+from diagnose.report.proxy import COLUMNS, checkpoint_facts, clusters, facts, proxy_view, size, spans
+from proxy.embedded import resolve
 
 MANIFEST = {
     "spec": {"checkpoint": "model", "strategy": "multi_view"},
@@ -19,6 +25,23 @@ MANIFEST = {
     },
     "warnings": ["[red]2 experts[/] are few"],
 }
+
+
+KEYS = st.sampled_from(
+    [
+        *MANIFEST,
+        *COLUMNS.values(),
+        "bytes",
+        "before",
+        "after",
+        "top_k",
+        "tokens",
+        "kept",
+        "owner",
+        "uncut",
+        "1",
+    ]
+)
 
 
 def shown(manifest: dict[str, object]) -> str:
@@ -50,6 +73,49 @@ def test_the_largest_clusters_come_first() -> None:
 def test_a_manifest_of_another_shape_is_shown_as_far_as_it_goes(broken: dict[str, object]) -> None:
     shown(broken)
     assert isinstance(facts(broken), list)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-(10**400), 10**400) | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS, inner, max_size=3),
+    max_leaves=12,
+)
+
+
+@settings(max_examples=200, deadline=2000)
+@given(st.dictionaries(KEYS, JSON, max_size=4))
+def test_any_manifest_is_shown(change: dict[str, object]) -> None:
+    shown(MANIFEST | change)
+    shown(MANIFEST | {"layers": {"1": change}})
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("{", "is not JSON"),
+        ("[]", "is not a JSON object"),
+        ('"x"', "is not a JSON object"),
+        ("[" * 100_000, "is not JSON"),
+        (json.dumps(MANIFEST | {"bytes": {"before": 10**400, "after": 10**400}}), "This is a proxy."),
+        (
+            json.dumps(MANIFEST | {"layers": [1], "parameters": {"before": -1, "after": 1}}),
+            "This is a proxy.",
+        ),
+    ],
+)
+def test_inspect_says_what_a_checkpoint_is_whatever_its_manifest(text, says, tmp_path, capsys) -> None:
+    folder = shutil.copytree(resolve("embedded:qwen3_moe"), tmp_path / "model")
+    (folder / "proxy_manifest.json").write_text(text)
+    assert invoke(["proxy", "inspect", str(folder)]) == 0
+    out, err = capsys.readouterr()
+    assert "family      qwen3_moe" in out and says in out + err and "Traceback" not in err
+    assert invoke(["proxy", "inspect", str(folder), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["family"] == "qwen3_moe"
+
+
+def test_a_folder_with_a_line_break_in_its_name_is_one_error(tmp_path, capsys) -> None:
+    assert invoke(["proxy", "inspect", str(tmp_path / "a\nerror: b")]) != 0
+    assert capsys.readouterr().err.count("error:") == 2  # one of them is the folder's
 
 
 def test_a_checkpoint_is_told_in_lines_that_fit() -> None:

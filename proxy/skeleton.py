@@ -1,0 +1,97 @@
+"""transformers' own class of a checkpoint on the meta device, and what each tensor on disk is called in it."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from proxy.checkpoint import Checkpoint
+from proxy.errors import BuildError
+
+if TYPE_CHECKING:
+    import torch
+
+LoadErrors = (OSError, ValueError, RuntimeError, KeyError, ImportError, AttributeError, TypeError)
+
+
+class Skeleton:
+    """A model without weights. Buffers that no file holds are real.
+
+    Attributes:
+        model: The model.
+        meta: Its tensors by name, on the meta device.
+
+    Args:
+        checkpoint: The checkpoint; only its config is read.
+
+    Raises:
+        BuildError: transformers has no such model, or makes none of this config.
+    """
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        from transformers.conversion_mapping import get_model_conversion_mapping
+
+        try:
+            self.model = _model(checkpoint)
+            self._mapping = get_model_conversion_mapping(self.model)
+        except (
+            Exception
+        ) as error:  # a config is other people's, and what a model class makes of it can be anything
+            raise cannot_load(checkpoint, error) from error
+        self.meta: dict[str, torch.Tensor] = self.model.state_dict()
+        self._names: dict[str, tuple[str, str | None]] = {}
+
+    @cached_property
+    def converters(self) -> dict[str, Any]:
+        """Conversions of transformers that change values, by each pattern of names that they take."""
+        from transformers.core_model_loading import WeightConverter
+
+        return {
+            pattern: entry
+            for entry in self._mapping
+            if isinstance(entry, WeightConverter)
+            for pattern in entry.source_patterns
+        }
+
+    def renamed(self, name: str) -> tuple[str, str | None]:
+        """Return the (first) name in the model of a tensor on disk, and the pattern that changes its values, if any."""
+        from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
+
+        if name not in self._names:
+            renamings = [entry for entry in self._mapping if isinstance(entry, WeightRenaming)]
+            converters = [entry for entry in self._mapping if isinstance(entry, WeightConverter)]
+            prefix = self.model.base_model_prefix
+            target, pattern = rename_source_key(name, renamings, converters, prefix, self.meta)
+            if target not in self.meta and name in self.meta:
+                target, pattern = rename_source_key(name, [], [], prefix, self.meta)
+            self._names[name] = target, pattern
+        return self._names[name]
+
+
+def _model(checkpoint: Checkpoint) -> Any:
+    """Return the model on the meta device."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
+
+    config = AutoConfig.from_pretrained(checkpoint.folder, local_files_only=True, trust_remote_code=False)
+    for section in (config, getattr(config, "text_config", None)):
+        if section is not None and hasattr(section, "quantization_config"):
+            del section.quantization_config
+    known: Any = AutoModelForCausalLM._model_mapping
+    loader: Any = AutoModelForCausalLM if type(config) in known else AutoModelForImageTextToText
+    with torch.device("meta"):
+        model = loader.from_config(config, dtype=torch.float32, experts_implementation="eager")
+    for name, buffer in model.named_non_persistent_buffers():
+        path, _, last = name.rpartition(".")
+        model.get_submodule(path)._buffers[last] = torch.empty_like(buffer, device="cpu")
+    model.initialize_weights()
+    return model.eval()
+
+
+def cannot_load(checkpoint: Checkpoint, error: BaseException) -> BuildError:
+    """Return a library's error as one line of ours."""
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return BuildError(
+        f"transformers cannot load {checkpoint.folder}: {' '.join(lines[:2])}",
+        "compare its config.json with that of the model's source; --strategy first_k and random do without",
+    )

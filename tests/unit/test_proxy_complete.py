@@ -1,0 +1,217 @@
+"""A checkpoint that lacks something is refused before any work, whatever the strategy, and the message names it."""
+
+import json
+import os
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from bench import families as matrix
+from bench.zoo import KINDS, make
+from proxy.build import build
+from proxy.checkpoint import open_checkpoint
+from proxy.complete import check_complete
+from proxy.errors import BuildError, CheckpointError, ProxyError
+from proxy.families import Role, understand
+from proxy.skeleton import Skeleton
+from proxy.specs import BuildSpec
+from tests.fixtures import tiny_moe as tiny
+from tests.unit.test_proxy_quantised import quantise_fp8
+
+ROWS = tiny.rows(12)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def silent():
+    matrix.quiet()
+
+
+@pytest.fixture(scope="module")
+def qwen(tmp_path_factory) -> Path:
+    return tiny.make_qwen(tmp_path_factory.mktemp("qwen") / "original")
+
+
+def copy_of(folder: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(folder, tmp_path / "c")
+
+
+def refused(folder: Path, words: str, tmp_path: Path, strategy: str = "first_k", **more) -> ProxyError:
+    """Build, and see it end in one line before anything is calibrated, with nothing left."""
+    before, notes = sorted(tmp_path.iterdir()), []
+    with pytest.raises(ProxyError, match=words) as caught:
+        build(
+            BuildSpec(str(folder), str(tmp_path / "p"), 4, strategy, **more),
+            notes.append,
+            rows=ROWS,
+        )
+    assert not any("calibrating" in note for note in notes)
+    assert sorted(tmp_path.iterdir()) == before
+    assert "\n" not in str(caught.value) and caught.value.mend
+    return caught.value
+
+
+# One of each way in which names on disk become names in the model.
+@pytest.mark.parametrize("name", ["qwen3_moe", "gpt_oss", "deepseek_v4", "dbrx", "zaya", "qwen3_vl_moe"])
+def test_every_tensor_that_is_taken_away_is_missed(name, tmp_path):
+    checkpoint = open_checkpoint(make(next(k for k in KINDS if k.name == name), tmp_path / "o"))
+    layout, skeleton = understand(checkpoint), Skeleton(checkpoint)
+    check_complete(checkpoint, layout, skeleton)
+    groups: dict[tuple, list[str]] = {}  # what a layer's experts have in common goes together
+    for tensor, part in layout.parts.items():
+        key = (part.layer, part.rest) if part.role is Role.EXPERT else (tensor,)
+        groups.setdefault(key, []).append(tensor)
+    for gone in groups.values():
+        rest = {tensor: info for tensor, info in checkpoint.tensors.items() if tensor not in gone}
+        with pytest.raises(CheckpointError):
+            less = replace(checkpoint, tensors=rest)
+            check_complete(less, understand(less), skeleton)
+
+
+@pytest.mark.parametrize("strategy", ["first_k", "multi_view"])
+@pytest.mark.parametrize(
+    ("gone", "words"),
+    [
+        ("model.layers.1.", "no tensor is of layer 1, and config.json says 2 layers"),
+        ("model.layers.1.self_attn.q_proj", r"its 'model.layers.1.self_attn.q_proj.weight'"),
+        ("model.layers.0.mlp.experts.3.up_proj", "tensors of expert 3 differ"),
+        ("model.layers.0.mlp.gate.", "has experts but no router"),
+        ("lm_head.", "its 'lm_head.weight'"),
+        ("model.norm.", "its 'model.norm.weight'"),
+    ],
+)
+def test_what_is_missing_is_named(gone, words, strategy, qwen, tmp_path):
+    folder = copy_of(qwen, tmp_path)
+    tiny.edit_tensors(folder, {name: None for name in tiny.load_all(folder) if name.startswith(gone)})
+    refused(folder, words, tmp_path, strategy)
+
+
+def test_a_matrix_that_no_expert_of_a_layer_has(qwen, tmp_path):
+    folder = copy_of(qwen, tmp_path)
+    gone = [name for name in tiny.load_all(folder) if ".1.mlp.experts." in name and "up_proj" in name]
+    tiny.edit_tensors(folder, dict.fromkeys(gone))
+    assert "up_proj" in str(refused(folder, "experts.gate_up_proj.*no tensor is called", tmp_path))
+
+
+def test_tensors_and_config_of_two_models(qwen, tmp_path):
+    folder = copy_of(qwen, tmp_path)
+    tiny.edit_config(folder, intermediate_size=999, hidden_size=tiny.read_config(folder)["hidden_size"] * 2)
+    refused(folder, "has shape .*, and by config.json it is", tmp_path)
+
+
+@pytest.mark.parametrize("layers", [3, 10**6, 10**12])
+def test_more_layers_in_the_config_than_in_the_files_end_at_once(layers, qwen, tmp_path):
+    folder = copy_of(qwen, tmp_path)
+    tiny.edit_config(folder, num_hidden_layers=layers)
+    refused(folder, f"no tensor is of layer 2, and config.json says {layers} layers", tmp_path)
+
+
+def test_a_tensor_that_the_index_does_not_name(qwen, tmp_path):
+    folder = tiny.shard(copy_of(qwen, tmp_path))
+    index = json.loads((folder / "model.safetensors.index.json").read_text())
+    name = next(iter(index["weight_map"]))
+    del index["weight_map"][name]
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert "anew" in refused(folder, f"holds tensor '{name}', which .* does not name", tmp_path).mend
+
+
+@pytest.mark.parametrize("strategy", ["first_k", "multi_view"])
+def test_quantised_tensors_without_their_factors(strategy, qwen, tmp_path):
+    folder = copy_of(qwen, tmp_path)
+    name = "model.layers.0.mlp.experts.2.up_proj.weight"
+    values, scale = quantise_fp8(tiny.load_all(folder)[name])
+    tiny.edit_tensors(folder, {name: values, f"{name}_scale_inv": scale})
+    tiny.edit_config(folder, quantization_config={"quant_method": "fp8"})
+    build(BuildSpec(str(folder), str(tmp_path / "whole"), 4, strategy), rows=ROWS)
+    tiny.edit_tensors(folder, {f"{name}_scale_inv": None})
+    refused(
+        folder,
+        rf"'{name}' is quantised \(F8_E4M3\), and its '{name}_scale_inv' is missing",
+        tmp_path,
+        strategy,
+    )
+
+
+def test_a_pipe_or_a_link_to_itself_as_weights(qwen, tmp_path):
+    folder = copy_of(qwen, tmp_path)
+    (folder / "model.safetensors").unlink()
+    os.mkfifo(folder / "model.safetensors")
+    refused(folder, "not a plain file", tmp_path)
+    (folder / "model.safetensors").unlink()
+    (folder / "model.safetensors").symlink_to("model.safetensors")
+    refused(folder, "model.safetensors", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"vocab_size": "64"}, "vocab_size is '64', expected a positive whole number"),
+        ({"vocab_size": 0}, "vocab_size is 0"),
+        ({"max_position_embeddings": [1, 2]}, "max_position_embeddings is"),
+        ({"max_position_embeddings": -5}, "max_position_embeddings is -5"),
+        ({"num_attention_heads": 0}, "transformers cannot load"),
+        ({"num_local_experts": None}, "expert count is unknown"),
+        ({"hidden_act": "no such"}, "transformers cannot load"),
+    ],
+)
+def test_odd_config_values_end_in_one_line(change, words, qwen, tmp_path):
+    folder = copy_of(qwen, tmp_path)
+    tiny.edit_config(folder, **change)
+    refused(folder, words, tmp_path, "multi_view")
+
+
+def test_a_config_without_end(qwen, tmp_path):
+    folder = copy_of(qwen, tmp_path)
+    deep = json.loads('{"a":' * 900 + "1" + "}" * 900)
+    tiny.edit_config(folder, deep=deep)
+    refused(folder, "nested more than", tmp_path)
+
+
+def test_what_the_strategy_cannot_do_is_said_before_calibration(qwen, tmp_path):
+    refused(qwen, "no three views", tmp_path, "frequency", search_alpha=True)
+    refused(qwen, "no three views", tmp_path, "router+context", search_alpha=True)
+    refused(
+        qwen, "cannot be split into halves", tmp_path, "multi_view", search_alpha=True, calibration_tokens=5
+    )
+    refused(
+        qwen, "test prompts file .*nothing.*cannot be read", tmp_path, test_prompts=str(tmp_path / "nothing")
+    )
+    refused(qwen, "test prompts file .* is not a plain file", tmp_path, "random", test_prompts=str(tmp_path))
+    refused(qwen, "test prompts file embedded cannot be read", tmp_path, test_prompts="embedded")
+
+
+def test_reap_on_a_family_whose_experts_run_all_together(tmp_path):
+    folder = make(next(k for k in KINDS if k.name == "llama4_text"), tmp_path / "o")
+    assert "frequency" in refused(folder, "only run all together", tmp_path, "reap").mend
+
+
+def test_nan_in_what_calibration_does_not_read_is_found_first(qwen, tmp_path):
+    for name in ("lm_head.weight", "model.layers.1.mlp.experts.7.down_proj.weight"):
+        folder = copy_of(qwen, tmp_path)
+        tensor = tiny.load_all(folder)[name].clone()
+        tensor.view(-1)[3] = float("nan")
+        tiny.edit_tensors(folder, {name: tensor})
+        refused(folder, f"'{name}' .*NaN", tmp_path, "multi_view")
+        shutil.rmtree(folder)
+
+
+def test_token_ids_beyond_a_wrappers_vocabulary(tmp_path):
+    folder = make(next(k for k in KINDS if k.name == "qwen3_vl_moe"), tmp_path / "o")
+    assert "vocab_size" not in tiny.read_config(folder)
+    with pytest.raises(BuildError, match="token id is 64, outside the checkpoint's vocabulary of 64"):
+        build(BuildSpec(str(folder), str(tmp_path / "p"), 4), rows=[[3, 64]])
+    with pytest.raises(BuildError, match="token id is 5000"):
+        build(BuildSpec(str(folder), str(tmp_path / "p"), 4), rows=[[3, 5000]])
+
+
+def test_embeddings_are_not_read_past_their_end(qwen, tmp_path):
+    folder = copy_of(qwen, tmp_path)
+    tiny.edit_config(folder, vocab_size=10**6)
+    with pytest.raises(CheckpointError, match=r"tensor 'lm_head.weight' has shape"):
+        build(BuildSpec(str(folder), str(tmp_path / "p"), 4), rows=[[3, 5000]])
+    from proxy.walk import Pass
+
+    checkpoint = open_checkpoint(folder)
+    with pytest.raises(BuildError, match=r"token id 5000 is outside of 'model.embed_tokens.weight'"):
+        Pass(checkpoint, understand(checkpoint), [[3, 5000]]).run()
