@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Annotated
 
@@ -66,9 +67,11 @@ def build(
         raise DiagnoseError(f"--mtp takes drop or prune, not {mtp!r}")
     try:
         weights = tuple(float(part) for part in ("1,1,1" if alpha == "auto" else alpha).split(","))
+        if not all(0 <= weight < math.inf for weight in weights):  # nan too is none
+            raise ValueError
         router, coactivation, context = (weight / sum(weights) for weight in weights)
     except (ValueError, ZeroDivisionError):
-        message = f"--alpha takes three numbers with commas between, or auto, not {alpha!r}"
+        message = f"--alpha takes three numbers of at least 0 with commas between, or auto, not {alpha!r}"
         raise DiagnoseError(message, "1,1,1 weighs them evenly") from None
     spec = BuildSpec(
         checkpoint,
