@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Container, Mapping
 
 
 def factors(name: str) -> tuple[str, ...]:
@@ -11,22 +11,34 @@ def factors(name: str) -> tuple[str, ...]:
     return (f"{name}_scale_inv", f"{name}_scale", *bare)
 
 
-def lacks(name: str, dtype: str, names: Container[str]) -> str:
-    """Return the name of the tensor without which this one cannot be read, "" where there is none or it is there.
+def unreadable(dtypes: Mapping[str, str]) -> tuple[str, str]:
+    """Return a tensor and the name of the one without which it cannot be read, empty where all are complete.
+
+    Other people's quantisations have names that are not known here. Factors are missed where other tensors of
+    the checkpoint have theirs, or where nothing in it looks like a factor.
 
     Args:
-        name: A tensor.
-        dtype: Its safetensors dtype.
-        names: Names of all tensors.
+        dtypes: The safetensors dtype of each tensor, by name.
     """
-    needed: tuple[str, ...] = ()
-    if name.endswith(".weight_packed"):
-        needed = (f"{name.removesuffix('_packed')}_scale",)
-    elif name.endswith("_blocks") and dtype == "U8":
-        needed = (f"{name.removesuffix('_blocks')}_scales",)
-    elif dtype in ("F8_E4M3", "F8_E5M2", "I8") and not is_companion(name, names):
-        needed = factors(name)
-    return needed[0] if needed and not any(one in names for one in needed) else ""
+    for name, dtype in dtypes.items():
+        packed, blocks = name.endswith(".weight_packed"), name.endswith("_blocks") and dtype == "U8"
+        needed = (
+            f"{name.removesuffix('_packed')}_scale" if packed else f"{name.removesuffix('_blocks')}_scales"
+        )
+        if (packed or blocks) and needed not in dtypes:
+            return name, needed
+    small = [
+        name
+        for name, dtype in dtypes.items()
+        if dtype in ("F8_E4M3", "F8_E5M2", "I8")
+        and (name.endswith("weight") or ".experts." in name)
+        and not is_companion(name, dtypes)
+    ]
+    bare = [name for name in small if not any(factor in dtypes for factor in factors(name))]
+    known = len(bare) < len(small)
+    if bare and (known or not any("scale" in name or name.endswith(".SCB") for name in dtypes)):
+        return bare[0], factors(bare[0])[0]
+    return "", ""
 
 
 def is_companion(name: str, names: Container[str]) -> bool:

@@ -18,7 +18,7 @@ from importlib.metadata import entry_points
 from typing import Any
 
 from proxy.checkpoint import Checkpoint, TensorInfo
-from proxy.companions import lacks
+from proxy.companions import unreadable
 from proxy.errors import CheckpointError
 
 _NUMBER = r"(0|[1-9]\d{0,5})"  # as the names are written back: no leading zeros
@@ -467,12 +467,13 @@ def _check_complete(checkpoint: Checkpoint, layout: Layout) -> None:
 
     Whatever is quantised has to have its factors.
     """
-    for name, info in checkpoint.tensors.items():
-        if needed := lacks(name, info.dtype, checkpoint.tensors):
-            raise CheckpointError(
-                f"{checkpoint.folder}: tensor {name!r} is quantised ({info.dtype}), and its {needed!r} is missing",
-                DOWNLOAD,
-            )
+    name, needed = unreadable({name: info.dtype for name, info in checkpoint.tensors.items()})
+    if needed:
+        raise CheckpointError(
+            f"{checkpoint.folder}: tensor {name!r} is quantised ({checkpoint.tensors[name].dtype}), "
+            f"and its {needed!r} is missing",
+            DOWNLOAD,
+        )
     quantised = any(
         get_key(checkpoint.config, key) for key in ("quantization_config", "text_config.quantization_config")
     )

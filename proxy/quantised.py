@@ -52,7 +52,10 @@ def to_float(raw: Tensors, config: Mapping[str, Any]) -> Tensors:
         elif tensor.dtype in (torch.float8_e4m3fn, torch.float8_e5m2, torch.int8):
             scale = next((raw[one] for one in factors(name) if one in raw), None)
             if scale is None:
-                raise BuildError(f"tensor {name!r} is quantised and has no scale", "complete the download")
+                raise BuildError(
+                    f"tensor {name!r} is {tensor.dtype}, and none of {', '.join(factors(name))} is there",
+                    "complete the download; with factors of another kind, use --strategy random or first_k",
+                )
             if tensor.dtype is torch.int8 and scale.dtype is torch.float8_e8m0fnu:
                 raise BuildError(
                     f"tensor {name!r} holds two 4-bit values a byte, which are not read",

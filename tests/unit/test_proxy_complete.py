@@ -12,6 +12,7 @@ from bench import families as matrix
 from bench.zoo import KINDS, make
 from proxy.build import build
 from proxy.checkpoint import open_checkpoint
+from proxy.companions import unreadable
 from proxy.complete import check_complete
 from proxy.errors import BuildError, CheckpointError, ProxyError
 from proxy.families import Role, understand
@@ -131,6 +132,40 @@ def test_quantised_tensors_without_their_factors(strategy, qwen, tmp_path):
         tmp_path,
         strategy,
     )
+
+
+@pytest.mark.parametrize(
+    ("dtypes", "found"),
+    [
+        ({"a.weight": "F8_E4M3", "a.weight_scale_inv": "F32", "b.weight": "BF16"}, ""),
+        ({"a.weight": "F8_E4M3", "a.scale": "F8_E8M0", "b.weight": "F8_E5M2"}, "b.weight_scale_inv"),
+        ({"a.weight": "F8_E4M3"}, "a.weight_scale_inv"),
+        ({"a.weight": "I8", "a.SCB": "F32"}, ""),  # bitsandbytes
+        ({"a.weight._data": "I8", "a.weight._scale": "F32"}, ""),  # quanto
+        ({"x.experts.down_proj": "F8_E4M3", "x.experts.down_proj_scale": "F32"}, ""),
+        (
+            {"x.experts.down_proj": "I8", "y.weight": "I8", "y.weight_scale": "F32"},
+            "x.experts.down_proj_scale_inv",
+        ),
+        ({"x.experts.down_proj_blocks": "U8", "x.experts.down_proj_scales": "U8"}, ""),
+        ({"x.experts.down_proj_blocks": "U8"}, "x.experts.down_proj_scales"),
+        ({"a.weight_packed": "I32", "a.weight_scale": "BF16", "a.weight_shape": "I64"}, ""),
+        ({"a.weight_packed": "I32", "a.weight_shape": "I64"}, "a.weight_scale"),
+        ({"a.qweight": "I32", "a.scales": "F16"}, ""),  # GPTQ and AWQ
+        ({"a.router.scale": "BF16", "a.router.proj.weight": "BF16"}, ""),
+    ],
+)
+def test_factors_are_missed_only_where_their_names_are_known(dtypes, found):
+    assert unreadable(dtypes)[1] == found
+
+
+@pytest.mark.parametrize("name", ["qwen3_moe", "gpt_oss", "kimi_k25"])
+def test_a_head_that_is_the_embedding_is_not_missed(name, tmp_path):
+    kind = next(k for k in KINDS if k.name == name)
+    folder = make(replace(kind, changes=kind.changes | {"tie_word_embeddings": True}), tmp_path / "o")
+    assert not any("lm_head" in tensor for tensor in tiny.load_all(folder))
+    build(BuildSpec(str(folder), str(tmp_path / "p"), 6, "first_k"))
+    build(BuildSpec(str(folder), str(tmp_path / "q"), 6), rows=[[3, 5, 9, 4]] * 8)
 
 
 def test_a_pipe_or_a_link_to_itself_as_weights(qwen, tmp_path):
