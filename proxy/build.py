@@ -13,19 +13,10 @@ from typing import Any
 
 from proxy.alpha import check_search, search_alpha
 from proxy.calibration import collect, uncalibrated, without_tokens
-from proxy.checkpoint import (
-    CONFIG,
-    PLAIN_FLOATS,
-    Checkpoint,
-    check_finite,
-    open_checkpoint,
-    read_chunks,
-)
-from proxy.complete import check_complete
+from proxy.checkpoint import CONFIG, Checkpoint, open_checkpoint
 from proxy.doubts import of_calibration, of_overlap, of_routers
 from proxy.embedded import PREFIX, resolve
-from proxy.errors import BuildError
-from proxy.families import Layout, Role, hidden_size, understand
+from proxy.families import Layout, hidden_size, understand
 from proxy.layer_stats import LayerStats
 from proxy.manifest import (
     MANIFEST,
@@ -41,10 +32,9 @@ from proxy.manifest import (
     written_files,
 )
 from proxy.plan import plan_layout
-from proxy.quantisation_config import check_names
+from proxy.preflight import check_ends, check_possible, check_whole
 from proxy.rows import Rows, calibration_rows, cut_rows, file_rows
 from proxy.selection import Selection
-from proxy.skeleton import Skeleton
 from proxy.specs import BuildSpec, content_key
 from proxy.strategies import Request, Strategy, by_router, check_request, strategy
 from proxy.work import check_free, check_space, work_folder
@@ -108,6 +98,9 @@ def build(
     if spec.search_alpha:
         check_search(chosen, len(used) if used is not None else 2)
 
+    early = [*plan.warnings, *(of_overlap(used, tests) if used is not None else ())]
+    for warning in early:
+        progress(f"warning: {warning}")
     key = content_key(asdict(spec), _identity(checkpoint), calibration.get("sha256", ""))
     with work_folder(spec.out, key) as work:
         if used is not None:
@@ -123,19 +116,16 @@ def build(
             )
             progress(f"alpha: {', '.join(f'{weight:.2f}' for weight in request.alpha)}")
         selections, agreement = select_layers(chosen, request, stats)
-        warnings = [
-            *plan.warnings,
+        late = [
             *of_calibration(stats, agreement, spec.experts, layout.top_k),
             *of_routers(stats, selections),
         ]
-        if used is not None:
-            warnings += of_overlap(used, tests)
-        for warning in warnings:
+        for warning in late:
             progress(f"warning: {warning}")
         progress(f"kept {spec.experts} of {layout.experts} experts in {len(layout.moe_layers)} layers")
         hashes, beside = file_hashes(folder), beside_hashes(checkpoint)
         manifest = make_manifest(
-            spec, layout, plan, stats, selections, agreement, calibration, hashes, beside, warnings
+            spec, layout, plan, stats, selections, agreement, calibration, hashes, beside, [*early, *late]
         )
         if spec.test_prompts:
             manifest["test_prompts"] = {"rows": len(tests), "sha256": rows_hash(tests)}
@@ -161,66 +151,6 @@ def _behind_the_backbone(checkpoint: Checkpoint, layout: Layout, request: Reques
 def resolve_folder(checkpoint: str) -> Path:
     """Return the folder of a checkpoint given as a path or as ``embedded:NAME``."""
     return resolve(checkpoint) if checkpoint.startswith(PREFIX) else Path(checkpoint).expanduser()
-
-
-def check_possible(chosen: Strategy, checkpoint: Checkpoint, layout: Layout) -> None:
-    """Refuse what this strategy cannot do with this checkpoint, before any work is done.
-
-    Raises:
-        BuildError: It averages experts that are quantised, or needs the outputs of experts that only run together.
-        CheckpointError: The quantisation config singles out experts in a way that cannot be renumbered.
-    """
-    check_names(checkpoint.config, layout)
-    experts = (name for name, part in layout.parts.items() if part.role in (Role.EXPERT, Role.FUSED))
-    packed = next((name for name in experts if checkpoint.tensors[name].dtype not in PLAIN_FLOATS), None)
-    if chosen.merges and packed:
-        raise BuildError(
-            f"strategy {chosen.name} averages experts, and tensor {packed!r} is {checkpoint.tensors[packed].dtype}",
-            "use multi_view, frequency, reap, random or first_k, or a BF16 copy of the checkpoint",
-        )
-    if chosen.outputs and layout.family.tap != "experts":
-        raise BuildError(
-            f"strategy {chosen.name} needs the outputs of single experts, and those of {layout.family.model_type} "
-            "only run all together",
-            "use multi_view or frequency",
-        )
-
-
-def check_whole(checkpoint: Checkpoint, layout: Layout, needed: bool) -> None:
-    """Refuse a checkpoint that lacks tensors of its model, as far as transformers knows the model.
-
-    Args:
-        checkpoint: The checkpoint.
-        layout: Its layout.
-        needed: Whether transformers has to know it, because it computes with it.
-
-    Raises:
-        CheckpointError: Something is missing.
-        BuildError: transformers doesn't know the model, and that is needed.
-    """
-    try:
-        skeleton = Skeleton(checkpoint)
-    except BuildError:
-        if needed:
-            raise
-        return
-    check_complete(checkpoint, layout, skeleton)
-
-
-def check_ends(checkpoint: Checkpoint, layout: Layout) -> None:
-    """Refuse NaN in what calibration doesn't read: it takes hours, and the copy would find it afterwards.
-
-    Raises:
-        CheckpointError: There is one in the embeddings, the head, or from the last calibrated layer on.
-    """
-    last = layout.moe_layers[-1]
-    for name, part in layout.parts.items():
-        if part.role is Role.DROP or 0 <= part.layer < last:
-            continue
-        info = checkpoint.tensors[name]
-        with checkpoint.open(info.file) as file:
-            for chunk in read_chunks(file, info, None):
-                check_finite(chunk, info)
 
 
 def select_layers(

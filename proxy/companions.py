@@ -41,6 +41,12 @@ def unreadable(dtypes: Mapping[str, str]) -> tuple[str, str]:
     return "", ""
 
 
+def unquantised(name: str) -> str:
+    """Return what a tensor is called where it isn't packed."""
+    packed = name.endswith((".weight_packed", "_blocks"))
+    return name.removesuffix("_packed").removesuffix("_blocks") if packed else name
+
+
 def is_companion(name: str, names: Container[str]) -> bool:
     """Say whether a tensor only helps to read another one of these names."""
     if name.endswith(".scale") and f"{name.removesuffix('scale')}weight" in names:

@@ -16,13 +16,14 @@ from tempfile import TemporaryDirectory
 import numpy as np
 from numpy.typing import NDArray
 
-from proxy.build import build, check_possible, resolve_folder
+from proxy.build import build, resolve_folder
 from proxy.calibration import collect, uncalibrated
 from proxy.checkpoint import open_checkpoint
 from proxy.errors import BuildError
 from proxy.families import understand
 from proxy.layer_stats import LayerStats
 from proxy.plan import check_budget
+from proxy.preflight import check_possible
 from proxy.rows import calibration_rows
 from proxy.specs import BuildSpec
 from proxy.strategies import Request, check_request, strategy

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator
 
 from proxy.checkpoint import Checkpoint
-from proxy.companions import is_companion
+from proxy.companions import is_companion, unquantised
 from proxy.errors import CheckpointError
 from proxy.families import Layout, Role
 from proxy.skeleton import Skeleton
@@ -52,8 +52,7 @@ def _names(checkpoint: Checkpoint, layout: Layout) -> Iterator[tuple[str, str]]:
         helper = is_companion(name, checkpoint.tensors)
         if part.role is Role.DROP or helper or (part.role is Role.EXPERT and part.expert):
             continue
-        packed = name.endswith((".weight_packed", "_blocks"))
-        yield name, name.removesuffix("_packed").removesuffix("_blocks") if packed else name
+        yield name, unquantised(name)
 
 
 def _all_made(skeleton: Skeleton, target: str, patterns: set[str | None]) -> Iterator[str]:

@@ -18,7 +18,7 @@ from importlib.metadata import entry_points
 from typing import Any
 
 from proxy.checkpoint import Checkpoint, TensorInfo
-from proxy.companions import unreadable
+from proxy.companions import is_companion, unquantised, unreadable
 from proxy.errors import CheckpointError
 
 _NUMBER = r"(0|[1-9]\d{0,5})"  # as the names are written back: no leading zeros
@@ -485,10 +485,10 @@ def _check_complete(checkpoint: Checkpoint, layout: Layout) -> None:
                 f"the config says {layout.experts}",
                 DOWNLOAD,
             )
-        first = _looks(checkpoint, experts[0])
+        # A quantised checkpoint may leave some experts in full precision.
+        look = _weights if quantised else _looks
         for expert in regular:
-            # A quantised checkpoint may leave some experts in full precision.
-            if _looks(checkpoint, experts[expert]) != first and not quantised:
+            if look(checkpoint, experts[expert]) != look(checkpoint, experts[0]):
                 raise CheckpointError(
                     f"layer {layer}: tensors of expert {expert} differ from those of expert 0", DOWNLOAD
                 )
@@ -521,6 +521,11 @@ def short(value: Any, most: int = 60) -> str:
     """Return a value of somebody's config for a message."""
     text = repr(value)
     return text if len(text) <= most else f"{text[:most]}…"
+
+
+def _weights(_: Checkpoint, tensors: dict[str, str]) -> set[str]:
+    """Return the names of an expert's weights as they are unquantised."""
+    return {unquantised(rest) for rest, name in tensors.items() if not is_companion(rest, tensors)}
 
 
 def _some(names: Iterable[str], most: int = 3) -> str:

@@ -134,6 +134,22 @@ def test_quantised_tensors_without_their_factors(strategy, qwen, tmp_path):
     )
 
 
+def test_a_quantised_expert_may_be_packed_or_not_but_not_less(qwen, tmp_path):
+    folder = copy_of(qwen, tmp_path)
+    tensors = tiny.load_all(folder)
+    changes = {}
+    for name, tensor in tensors.items():
+        if ".experts.5." in name:  # one of eight is quantised
+            values, scale = quantise_fp8(tensor)
+            changes |= {name: values, f"{name}_scale_inv": scale}
+    tiny.edit_tensors(folder, changes)
+    tiny.edit_config(folder, quantization_config={"quant_method": "fp8"})
+    build(BuildSpec(str(folder), str(tmp_path / "whole"), 4, "random"))
+    name = "model.layers.1.mlp.experts.5.up_proj.weight"
+    tiny.edit_tensors(folder, {name: None, f"{name}_scale_inv": None})
+    refused(folder, "layer 1: tensors of expert 5 differ", tmp_path)
+
+
 @pytest.mark.parametrize(
     ("dtypes", "found"),
     [

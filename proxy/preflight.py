@@ -1,0 +1,71 @@
+"""What can be known before the long part of a build is said before it: calibration of a large model takes hours."""
+
+from __future__ import annotations
+
+from proxy.checkpoint import PLAIN_FLOATS, Checkpoint, check_finite, read_chunks
+from proxy.complete import check_complete
+from proxy.errors import BuildError
+from proxy.families import Layout, Role
+from proxy.quantisation_config import check_names
+from proxy.skeleton import Skeleton
+from proxy.strategies import Strategy
+
+
+def check_possible(chosen: Strategy, checkpoint: Checkpoint, layout: Layout) -> None:
+    """Refuse what this strategy cannot do with this checkpoint, before any work is done.
+
+    Raises:
+        BuildError: It averages experts that are quantised, or needs the outputs of experts that only run together.
+        CheckpointError: The quantisation config singles out experts in a way that cannot be renumbered.
+    """
+    check_names(checkpoint.config, layout)
+    experts = (name for name, part in layout.parts.items() if part.role in (Role.EXPERT, Role.FUSED))
+    packed = next((name for name in experts if checkpoint.tensors[name].dtype not in PLAIN_FLOATS), None)
+    if chosen.merges and packed:
+        raise BuildError(
+            f"strategy {chosen.name} averages experts, and tensor {packed!r} is {checkpoint.tensors[packed].dtype}",
+            "use multi_view, frequency, reap, random or first_k, or a BF16 copy of the checkpoint",
+        )
+    if chosen.outputs and layout.family.tap != "experts":
+        raise BuildError(
+            f"strategy {chosen.name} needs the outputs of single experts, and those of {layout.family.model_type} "
+            "only run all together",
+            "use multi_view or frequency",
+        )
+
+
+def check_whole(checkpoint: Checkpoint, layout: Layout, needed: bool) -> None:
+    """Refuse a checkpoint that lacks tensors of its model, as far as transformers knows the model.
+
+    Args:
+        checkpoint: The checkpoint.
+        layout: Its layout.
+        needed: Whether transformers has to know it, because it computes with it.
+
+    Raises:
+        CheckpointError: Something is missing.
+        BuildError: transformers doesn't know the model, and that is needed.
+    """
+    try:
+        skeleton = Skeleton(checkpoint)
+    except BuildError:
+        if needed:
+            raise
+        return
+    check_complete(checkpoint, layout, skeleton)
+
+
+def check_ends(checkpoint: Checkpoint, layout: Layout) -> None:
+    """Refuse NaN in what calibration doesn't read: it takes hours, and the copy would find it afterwards.
+
+    Raises:
+        CheckpointError: There is one in the embeddings, the head, or from the last calibrated layer on.
+    """
+    last = layout.moe_layers[-1]
+    for name, part in layout.parts.items():
+        if part.role is Role.DROP or 0 <= part.layer < last:
+            continue
+        info = checkpoint.tensors[name]
+        with checkpoint.open(info.file) as file:
+            for chunk in read_chunks(file, info, None):
+                check_finite(chunk, info)
