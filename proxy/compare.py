@@ -100,7 +100,7 @@ def compare(
     for budget in budgets:
         check_budget(layout, budget)
     if not seeds:
-        raise BuildError("there is no seed for the random strategy")
+        raise BuildError("there is no seed for the random strategy", "give at least one seed")
     if rows is None:
         rows = calibration_rows(calibration, folder, calibration_tokens)
     stats = collect(
@@ -155,7 +155,8 @@ def _same_prompts(runs: list[NDArray[np.float64]], prompts: int) -> NDArray[np.f
     for run_P in runs:
         if len(run_P) != prompts:
             raise BuildError(
-                f"the evaluation gave {len(run_P)} answers for a proxy, {prompts} for the original"
+                f"the evaluation gave {len(run_P)} answers for a proxy, {prompts} for the original",
+                "ask every model the same prompts",
             )
     return np.asarray(np.stack(runs).mean(axis=0), np.float64)
 
@@ -164,5 +165,7 @@ def _checked(correct_P: NDArray[np.float64]) -> NDArray[np.float64]:
     """Refuse an evaluation that is not one 0 or 1 a prompt."""
     correct_P = np.asarray(correct_P, np.float64)
     if correct_P.ndim != 1 or not correct_P.size or not np.isin(correct_P, (0.0, 1.0)).all():
-        raise BuildError("the evaluation did not give one 0 or 1 for each prompt")
+        raise BuildError(
+            "the evaluation did not give one 0 or 1 for each prompt", "return one 0 or 1 a prompt"
+        )
     return correct_P

@@ -1,5 +1,8 @@
 """Errors of the proxy package that a user can cause: a one-line message and, where there is one, the mend."""
 
+UNCALIBRATED = "use --strategy random or first_k, which compute nothing with the model"
+"""What to do where a model cannot be computed."""
+
 
 class ProxyError(ValueError):
     """Base of the errors below; `mend` says what to do about it.

@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from proxy.companions import factors, is_companion
-from proxy.errors import BuildError
+from proxy.errors import UNCALIBRATED, BuildError
 
 if TYPE_CHECKING:
     import torch
@@ -146,7 +146,9 @@ def _bits(config: Mapping[str, Any], words: int, columns: int) -> int:
     groups = config.get("config_groups") or {}
     found = {int((group.get("weights") or {}).get("num_bits") or 0) for group in groups.values()} - {0}
     if len(found) != 1:
-        raise BuildError("the checkpoint's quantization_config does not say how many bits a weight has")
+        raise BuildError(
+            "the checkpoint's quantization_config does not say how many bits a weight has", UNCALIBRATED
+        )
     return found.pop()
 
 

@@ -16,6 +16,7 @@ BATCH_TOKENS = 4096
 BATCH_VALUES = 1 << 19
 LEAST_TOKENS = 256
 MAX_LINE_BYTES = 16 << 20
+_LINES = 'give one JSON object a line: {"input_ids": [...]} or {"text": "..."}'
 
 
 def calibration_rows(source: str, folder: str | Path, max_tokens: int, seed: int = 0) -> Rows:
@@ -127,13 +128,13 @@ def _parse_line(line: bytes, where: str) -> tuple[list[int], str | None]:
     try:
         raw = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise BuildError(f"{where}: not JSON: {error}") from error
+        raise BuildError(f"{where}: not JSON: {error}", _LINES) from error
     ids, text = (raw.get("input_ids"), raw.get("text")) if isinstance(raw, dict) else (None, None)
     if isinstance(text, str):
         return [], text
     if isinstance(ids, list) and all(isinstance(token, int) and not isinstance(token, bool) for token in ids):
         return ids, None
-    raise BuildError(f'{where}: expected {{"input_ids": [...]}} or {{"text": "..."}}')
+    raise BuildError(f"{where}: neither token ids nor a text", _LINES)
 
 
 def _tokenizer(folder: Path) -> Callable[[str], list[int]]:
@@ -148,5 +149,7 @@ def _tokenizer(folder: Path) -> Callable[[str], list[int]]:
     try:
         tokenizer = Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises bare Exception
-        raise BuildError(f"{path} is not a tokenizer: {error}") from error
+        raise BuildError(
+            f"{path} is not a tokenizer: {error}", 'download it anew, or give {"input_ids": [...]} lines'
+        ) from error
     return lambda text: list(tokenizer.encode(text).ids)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from proxy.checkpoint import Checkpoint, TensorInfo, check_finite
 from proxy.companions import factors, is_companion
-from proxy.errors import BuildError, CannotPredict
+from proxy.errors import UNCALIBRATED, BuildError, CannotPredict
 from proxy.families import Layout, Role, get_key
 from proxy.quantised import block_size, to_float
 from proxy.selection import Selection
@@ -76,7 +76,9 @@ class Streamed:
         target = self._target(layout.router(layout.moe_layers[0]))
         found = re.search(rf"^(.*?)([^.]+)\.{layout.moe_layers[0]}\.", target)
         if not found or target not in self._meta:
-            raise BuildError(f"transformers has no place for {layout.router(layout.moe_layers[0])!r}")
+            raise BuildError(
+                f"transformers has no place for {layout.router(layout.moe_layers[0])!r}", UNCALIBRATED
+            )
         self.text = self._model.get_submodule(found[1].removesuffix("."))
         self._layers_name = found[1] + found[2]
         self.layers = self._model.get_submodule(self._layers_name)
@@ -92,7 +94,7 @@ class Streamed:
         for name, module in self.layers[layer].named_modules():
             if name.split(".")[-1] == "experts":
                 return module
-        raise BuildError(f"layer {layer}: transformers' model has no module named experts")
+        raise BuildError(f"layer {layer}: transformers' model has no module named experts", UNCALIBRATED)
 
     def router(self, layer: int) -> Any:
         """Return the router module of a layer."""
@@ -157,7 +159,8 @@ class Streamed:
         if left:
             place = f"{self._layers_name}.{layer}.{left[0]}"
             raise BuildError(
-                f"transformers finds no weights for {len(left)} tensors, the first being {place!r}"
+                f"transformers finds no weights for {len(left)} tensors, the first being {place!r}",
+                UNCALIBRATED,
             )
         self._mask(layer)
         try:
@@ -459,7 +462,8 @@ class Streamed:
             if tensor.shape != self._meta[name].shape:
                 raise BuildError(
                     f"transformers expects {name!r} of shape {tuple(self._meta[name].shape)}, "
-                    f"and the checkpoint has {tuple(tensor.shape)}"
+                    f"and the checkpoint has {tuple(tensor.shape)}",
+                    UNCALIBRATED,
                 )
             _set(self._model, name, tensor)
 
@@ -467,7 +471,7 @@ class Streamed:
 def _dtype(info: TensorInfo) -> str:
     """Return torch's name of a tensor's dtype."""
     if info.dtype not in _DTYPES:
-        raise BuildError(f"tensor {info.name!r} is {info.dtype}, which calibration cannot read")
+        raise BuildError(f"tensor {info.name!r} is {info.dtype}, which calibration cannot read", UNCALIBRATED)
     return _DTYPES[info.dtype]
 
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from proxy.checkpoint import Checkpoint
-from proxy.errors import BuildError, CannotPredict, ProxyError
+from proxy.errors import UNCALIBRATED, BuildError, CannotPredict, ProxyError
 from proxy.families import Layout, hidden_size
 from proxy.hidden import HiddenStates, Saved, Tallies
 from proxy.memory import give_back_large_blocks, peak_memory
@@ -132,7 +132,8 @@ class Pass:
         for layer in self.layout.moe_layers:
             if layer not in seen:
                 raise BuildError(
-                    f"layer {layer}: the experts were never called, so their routing cannot be seen"
+                    f"layer {layer}: the experts were never called, so their routing cannot be seen",
+                    UNCALIBRATED,
                 )
         return self.tallies
 
@@ -277,7 +278,7 @@ class Pass:
                     self._forward(module, number, batch, hidden)
                 except _Enough:
                     continue
-                raise BuildError(f"layer {number}: the experts were never called")
+                raise BuildError(f"layer {number}: the experts were never called", UNCALIBRATED)
         if not finish or given is None:
             return
         # Where they fit, the experts' results are kept in the place of what the layer makes of them.
@@ -356,7 +357,7 @@ class Pass:
                     if isinstance(error, BuildError):
                         raise
                     raise BuildError(
-                        f"transformers' forward fails: {' '.join(str(error).split())[:200]}"
+                        f"transformers' forward fails: {' '.join(str(error).split())[:200]}", UNCALIBRATED
                     ) from error
             self._tell(number, len(self.batches) - 1, "batch")
 
@@ -401,7 +402,8 @@ class Pass:
             if isinstance(error, BuildError):
                 raise
             raise BuildError(
-                f"layer {number}: transformers' forward fails: {' '.join(str(error).split())[:200]}"
+                f"layer {number}: transformers' forward fails: {' '.join(str(error).split())[:200]}",
+                UNCALIBRATED,
             ) from error
         result = result[0] if isinstance(result, tuple) else result
         return result.reshape(batch.ids_RS.numel(), *hidden.shape)

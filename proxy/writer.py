@@ -295,7 +295,8 @@ def _mapped(checkpoint: Checkpoint, tensor: Output) -> bytes:
     info = tensor.source
     if info.dtype not in ("I64", "I32", "U8"):
         raise CheckpointError(
-            f"tensor {info.name!r} is {info.dtype}; expert ids are expected to be whole numbers"
+            f"tensor {info.name!r} is {info.dtype}; expert ids are expected to be whole numbers",
+            "download it anew",
         )
     kind = {"I64": "<i8", "I32": "<i4", "U8": "u1"}[info.dtype]
     old = np.frombuffer(checkpoint.raw(info.name), kind)

@@ -270,7 +270,7 @@ def test_any_bytes_give_curves_or_a_log_error(tmp_path: Path, content: bytes) ->
     "unit", ["step:1 - ", "a/b:", " - ", "np.float64(", "[", "\x1b", "\x1b]", "val-", "1"]
 )
 def test_no_line_takes_more_than_linear_time(tmp_path: Path, unit: str) -> None:
-    """Four times the text may take a few times as long, not sixteen."""
+    """Eight times the text may take many times as long on a crowded machine, not sixty-four."""
 
     def seconds(length: int) -> float:
         text = "step:1 - actor/kl_loss:0.5\n" + unit * (length // len(unit)) + "\n"
@@ -284,7 +284,7 @@ def test_no_line_takes_more_than_linear_time(tmp_path: Path, unit: str) -> None:
             seconds(length) for _ in range(3)
         )  # a collection of garbage in between is no cost of the text
 
-    assert least(800_000) < 0.05 + 8 * least(200_000)
+    assert least(800_000) < 0.05 + 24 * least(100_000)
 
 
 # curves that are kept

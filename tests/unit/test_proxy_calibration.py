@@ -126,9 +126,9 @@ def test_rows_of_a_file_as_ids_and_as_texts(tmp_path):
     "line, words",
     [
         ("{", "rows.jsonl:2: not JSON"),
-        ("[1, 2]", "rows.jsonl:2: expected"),
-        ('{"input_ids": [1.5]}', "rows.jsonl:2: expected"),
-        ('{"prompt": "x"}', "rows.jsonl:2: expected"),
+        ("[1, 2]", "rows.jsonl:2: neither"),
+        ('{"input_ids": [1.5]}', "rows.jsonl:2: neither"),
+        ('{"prompt": "x"}', "rows.jsonl:2: neither"),
         ('{"text": "no tokenizer"}', "no tokenizer.json"),
     ],
 )
