@@ -61,6 +61,7 @@ def build(
 
     from diagnose.jobs import run_job
     from proxy.specs import BuildSpec
+    from proxy.work import work_place
 
     terminal = terminal_for(json)
     if mtp not in ("drop", "prune"):
@@ -87,7 +88,12 @@ def build(
         mtp,
         str(test_prompts or ""),
     )
-    manifest = run_job("build", asdict(spec), terminal)["manifest"]
+    try:
+        manifest = run_job("build", asdict(spec), terminal)["manifest"]
+    except KeyboardInterrupt:
+        if work_place(out).exists():
+            terminal.say(f"stopped; the same command goes on from {work_place(out)}")
+        raise
     if json:
         terminal.json(manifest)
     else:

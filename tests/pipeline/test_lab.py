@@ -100,3 +100,24 @@ def test_building_reports_what_was_built(here, capfd):
     assert invoke([*command, "--out", "cut", "--json"]) == 0
     assert json.loads(capfd.readouterr().out)["spec"]["alpha"] == [0.5, 0.25, 0.25]
     assert invoke([*command[:-1], "1,x,2", "--out", "cut2"]) == 2
+
+
+@pytest.mark.parametrize("left", [True, False])
+def test_a_build_that_is_interrupted_says_how_it_goes_on(here, capfd, monkeypatch, left):
+    def stop(*_):
+        if left:
+            (here.home / ".cut.building").mkdir()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("diagnose.jobs.run_job", stop)
+    command = ["proxy", "build", "embedded:qwen3_moe", "--experts", "12", "--out", "cut"]
+    assert invoke(command) == 130
+    assert ("the same command goes on" in capfd.readouterr().err) == left
+
+
+@pytest.mark.parametrize("alpha", ["nan,1,1", "inf,1,1", "-1,1,1", "0,0,0", "1,1", ""])
+def test_weights_that_are_none_are_refused_where_they_are_read(here, capfd, alpha):
+    command = ["proxy", "build", "embedded:qwen3_moe", "--experts", "12", "--out", "cut"]
+    assert invoke([*command, f"--alpha={alpha}"]) == 2
+    err = capfd.readouterr().err
+    assert "three numbers of at least 0" in err and "mend: 1,1,1" in err and here.started() == []
