@@ -15,6 +15,9 @@ from proxy.errors import CheckpointError
 from proxy.families import Layout, Role
 from proxy.skeleton import Skeleton
 
+_UNKNOWN = -(1 << 80)
+"""Number of values of a packed tensor, so that no sum with it counts."""
+
 
 def check_complete(checkpoint: Checkpoint, layout: Layout, skeleton: Skeleton) -> None:
     """Refuse a checkpoint that lacks a tensor of its model, or has one of another shape.
@@ -23,22 +26,36 @@ def check_complete(checkpoint: Checkpoint, layout: Layout, skeleton: Skeleton) -
         CheckpointError: It does; the message names the first.
     """
     supplied: dict[str, set[str | None]] = {}
+    values: dict[str, int] = {}
     for name, plain in _names(checkpoint, layout):
         target, pattern = skeleton.renamed(plain)
         if target not in skeleton.meta:
             continue  # what transformers leaves out when it loads
-        supplied.setdefault(target, set()).add(pattern)
-        shape, expected = checkpoint.tensors[name].shape, tuple(skeleton.meta[target].shape)
-        if pattern is None and name == plain and shape != expected:
-            raise CheckpointError(
-                f"{checkpoint.folder}: tensor {name!r} has shape {shape}, and by config.json it is {expected}",
-                "take config.json and weights from the same source",
+        info, expected = checkpoint.tensors[name], tuple(skeleton.meta[target].shape)
+        if pattern is None and name == plain and info.shape != expected:
+            raise _other(
+                checkpoint, f"tensor {name!r} has shape {info.shape}, and by config.json it is {expected}"
             )
-    made = {other for target, patterns in supplied.items() for other in _all_made(skeleton, target, patterns)}
+        supplied.setdefault(target, set()).add(pattern)
+        times = layout.experts if layout.parts[name].role is Role.EXPERT else 1
+        values[target] = values.get(target, 0) + (times * info.numel if name == plain else _UNKNOWN)
+    made: set[str] = set()
     for target, patterns in supplied.items():
+        together = set(_all_made(skeleton, target, patterns)) & set(skeleton.meta)
+        made |= together
         entry = next((skeleton.converters[pattern] for pattern in patterns if pattern), None)
-        if entry and (left := set(entry.source_patterns) - patterns):
+        if not entry:
+            continue
+        if left := set(entry.source_patterns) - patterns:
             raise _lacking(checkpoint, target, f": no tensor is called {_readable(min(left))}")
+        count, given = sum(skeleton.meta[name].numel() for name in together), values[target]
+        # A model may hold room for experts without weights too.
+        if given >= 0 and count not in (
+            given,
+            given // layout.experts * (layout.experts + layout.extra_rows),
+        ):
+            what = f"the tensors for transformers' {target!r} have {given:,} values"
+            raise _other(checkpoint, f"{what}, and by config.json they are {count:,}")
     optional = skeleton.model._keys_to_ignore_on_load_missing or ()
     for target in skeleton.meta:
         tied = target in skeleton.model.all_tied_weights_keys
@@ -66,6 +83,12 @@ def _all_made(skeleton: Skeleton, target: str, patterns: set[str | None]) -> Ite
 def _readable(pattern: str) -> str:
     """Return a pattern of names without what only a program needs."""
     return repr(re.sub(r"[\\^$]", "", pattern))
+
+
+def _other(checkpoint: Checkpoint, what: str) -> CheckpointError:
+    return CheckpointError(
+        f"{checkpoint.folder}: {what}", "take config.json and weights from the same source"
+    )
 
 
 def _lacking(checkpoint: Checkpoint, target: str, why: str) -> CheckpointError:

@@ -264,6 +264,12 @@ def understand(checkpoint: Checkpoint, mtp: str = "drop") -> Layout:
             COMPARE,
         )
     parts, unknown = _Assigner(checkpoint, family, prefix, layers, experts, extra, mtp).assign()
+    numbered = _pattern(prefix, "{L}")
+    beyond = [name for name in unknown if (found := numbered.match(name)) and int(found[1]) >= layers]
+    if beyond:
+        raise CheckpointError(
+            f"{checkpoint.folder}: config.json says {layers} layers, and there is {beyond[0]!r}", COMPARE
+        )
     if unknown:
         raise CheckpointError(
             f"{checkpoint.folder}: not understood in a {family.model_type} checkpoint: {_some(unknown)}",

@@ -158,7 +158,7 @@ def test_unknown_family_is_told_what_its_experts_look_like(qwen):
         ("model.layers.0.mlp.gate.bias", "not understood.*'model.layers.0.mlp.gate.bias'"),
         ("model.layers.0.mlp.experts.gate_up_proj", "not understood.*gate_up_proj"),
         ("model.layers.0.mlp.experts.08.up_proj.weight", "not understood"),
-        ("model.layers.7.mlp.up_proj.weight", "not understood"),
+        ("model.layers.7.mlp.up_proj.weight", "config.json says 2 layers, and there is 'model.layers.7"),
         ("model.experts.0.weight", "not understood"),
         ("model.layers.0.mlp.experts.8.up_proj.weight", "holds 9 experts.*says 8"),
         ("model.layers.0.mlp.experts.0.down_proj.bias", "expert 1 differ"),

@@ -101,6 +101,19 @@ def test_tensors_and_config_of_two_models(qwen, tmp_path):
     refused(folder, "has shape .*, and by config.json it is", tmp_path)
 
 
+@pytest.mark.parametrize("strategy", ["first_k", "multi_view"])
+def test_experts_of_another_width(strategy, qwen, tmp_path):
+    folder = copy_of(qwen, tmp_path)
+    tiny.edit_config(folder, moe_intermediate_size=2 * tiny.read_config(folder)["moe_intermediate_size"])
+    refused(folder, "values, and by config.json they are", tmp_path, strategy)
+
+
+def test_fewer_layers_in_the_config_than_in_the_files(qwen, tmp_path):
+    folder = copy_of(qwen, tmp_path)
+    tiny.edit_config(folder, num_hidden_layers=1)
+    refused(folder, "config.json says 1 layers, and there is 'model.layers.1.", tmp_path)
+
+
 @pytest.mark.parametrize("layers", [3, 10**6, 10**12])
 def test_more_layers_in_the_config_than_in_the_files_end_at_once(layers, qwen, tmp_path):
     folder = copy_of(qwen, tmp_path)
