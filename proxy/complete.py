@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from proxy.checkpoint import Checkpoint
+from proxy.checkpoint import PLAIN_FLOATS, Checkpoint
 from proxy.companions import is_companion, unquantised
 from proxy.errors import CheckpointError
 from proxy.families import Layout, Role
@@ -32,13 +32,14 @@ def check_complete(checkpoint: Checkpoint, layout: Layout, skeleton: Skeleton) -
         if target not in skeleton.meta:
             continue  # what transformers leaves out when it loads
         info, expected = checkpoint.tensors[name], tuple(skeleton.meta[target].shape)
-        if pattern is None and name == plain and info.shape != expected:
+        as_it_is = name == plain and info.dtype in (*PLAIN_FLOATS, "F8_E4M3", "F8_E5M2", "I8")
+        if pattern is None and as_it_is and info.shape != expected:
             raise _other(
                 checkpoint, f"tensor {name!r} has shape {info.shape}, and by config.json it is {expected}"
             )
         supplied.setdefault(target, set()).add(pattern)
         times = layout.experts if layout.parts[name].role is Role.EXPERT else 1
-        values[target] = values.get(target, 0) + (times * info.numel if name == plain else _UNKNOWN)
+        values[target] = values.get(target, 0) + (times * info.numel if as_it_is else _UNKNOWN)
     made: set[str] = set()
     for target, patterns in supplied.items():
         together = set(_all_made(skeleton, target, patterns)) & set(skeleton.meta)
@@ -64,12 +65,19 @@ def check_complete(checkpoint: Checkpoint, layout: Layout, skeleton: Skeleton) -
 
 
 def _names(checkpoint: Checkpoint, layout: Layout) -> Iterator[tuple[str, str]]:
-    """Yield names on disk and what they are called unquantised; of experts, which are alike, only the first."""
+    """Yield names on disk and what they are called unquantised; of experts, which are alike, only the first.
+
+    Quantisations that are not known here (GPTQ, AWQ, …) have several tensors in the place of a weight.
+    """
+    tensors = checkpoint.tensors
     for name, part in layout.parts.items():
-        helper = is_companion(name, checkpoint.tensors)
-        if part.role is Role.DROP or helper or (part.role is Role.EXPERT and part.expert):
+        if part.role is Role.DROP or (part.role is Role.EXPERT and part.expert):
             continue
-        yield name, unquantised(name)
+        if not is_companion(name, tensors):
+            yield name, unquantised(name)
+        weight = f"{name.partition('.weight.')[0] if '.weight.' in name else name.rpartition('.')[0]}.weight"
+        if tensors[name].dtype not in PLAIN_FLOATS and weight not in tensors:
+            yield name, weight
 
 
 def _all_made(skeleton: Skeleton, target: str, patterns: set[str | None]) -> Iterator[str]:

@@ -18,7 +18,7 @@ from importlib.metadata import entry_points
 from typing import Any
 
 from proxy.checkpoint import Checkpoint, TensorInfo
-from proxy.companions import is_companion, unquantised, unreadable
+from proxy.companions import unreadable
 from proxy.errors import CheckpointError
 
 _NUMBER = r"(0|[1-9]\d{0,5})"  # as the names are written back: no leading zeros
@@ -492,7 +492,7 @@ def _check_complete(checkpoint: Checkpoint, layout: Layout) -> None:
                 DOWNLOAD,
             )
         # A quantised checkpoint may leave some experts in full precision.
-        look = _weights if quantised else _looks
+        look = _matrices if quantised else _looks
         for expert in regular:
             if look(checkpoint, experts[expert]) != look(checkpoint, experts[0]):
                 raise CheckpointError(
@@ -529,9 +529,9 @@ def short(value: Any, most: int = 60) -> str:
     return text if len(text) <= most else f"{text[:most]}…"
 
 
-def _weights(_: Checkpoint, tensors: dict[str, str]) -> set[str]:
-    """Return the names of an expert's weights as they are unquantised."""
-    return {unquantised(rest) for rest, name in tensors.items() if not is_companion(rest, tensors)}
+def _matrices(_: Checkpoint, tensors: dict[str, str]) -> set[str]:
+    """Return what an expert's tensors belong to, however many of them a quantisation makes of one matrix."""
+    return {rest.partition(".")[0] for rest in tensors}
 
 
 def _some(names: Iterable[str], most: int = 3) -> str:

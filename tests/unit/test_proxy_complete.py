@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from bench import families as matrix
 from bench.zoo import KINDS, make
@@ -186,6 +187,50 @@ def test_a_quantised_expert_may_be_packed_or_not_but_not_less(qwen, tmp_path):
 )
 def test_factors_are_missed_only_where_their_names_are_known(dtypes, found):
     assert unreadable(dtypes)[1] == found
+
+
+def quantised(kind: str, name: str, tensor: torch.Tensor) -> dict[str, torch.Tensor | None]:
+    """Return what a foreign quantisation makes of a weight."""
+    stem, (rows, columns) = name.removesuffix("weight"), tensor.shape
+    zeros, scale = (
+        torch.zeros(columns, rows // 8, dtype=torch.int32),
+        torch.ones(1, rows, dtype=torch.float16),
+    )
+    if kind in ("gptq", "awq"):
+        return {
+            name: None,
+            f"{stem}qweight": zeros,
+            f"{stem}qzeros": zeros[:1].clone(),
+            f"{stem}scales": scale,
+        }
+    if kind == "bitsandbytes":
+        absmax = {f"{name}.absmax": torch.ones(4), f"{name}.quant_map": torch.ones(16)}
+        return {name: torch.zeros(rows * columns // 2, 1, dtype=torch.uint8)} | absmax
+    if kind == "quanto":
+        return {name: None, f"{name}._data": tensor.to(torch.int8), f"{name}._scale": scale}
+    packed = torch.zeros(rows, columns // 2, dtype=torch.uint8)
+    small = torch.ones(rows, max(columns // 16, 1)).to(torch.float8_e4m3fn)
+    weight = {"nvfp4": f"{name}_packed", "modelopt": name}[kind]
+    whole = {"nvfp4": f"{stem}weight_global_scale", "modelopt": f"{stem}weight_scale_2"}[kind]
+    return {name: None} | {weight: packed, f"{stem}weight_scale": small, whole: torch.ones(1)}
+
+
+@pytest.mark.parametrize("plain", [(), (3, 5)])
+@pytest.mark.parametrize("kind", ["gptq", "awq", "bitsandbytes", "quanto", "nvfp4", "modelopt"])
+def test_foreign_quantisations_are_copied_and_still_have_to_be_whole(kind, plain, qwen, tmp_path):
+    folder = copy_of(qwen, tmp_path)
+    changes: dict[str, torch.Tensor | None] = {}
+    for name, tensor in tiny.load_all(folder).items():
+        if ("_proj.weight" in name) and not any(f".experts.{one}." in name for one in plain):
+            changes |= quantised(kind, name, tensor)
+    tiny.edit_tensors(folder, changes)
+    tiny.edit_config(folder, quantization_config={"quant_method": kind})
+    build(BuildSpec(str(folder), str(tmp_path / "whole"), 4, "first_k"))
+    for gone in ("model.layers.1.self_attn.q_proj.", "model.layers.1.mlp.experts.4.up_proj."):
+        less = shutil.copytree(folder, tmp_path / "less")
+        tiny.edit_tensors(less, {name: None for name in tiny.load_all(less) if name.startswith(gone)})
+        refused(less, "q_proj|expert 4 differ", tmp_path)
+        shutil.rmtree(less)
 
 
 @pytest.mark.parametrize("name", ["qwen3_moe", "gpt_oss", "kimi_k25"])
