@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from diagnose.console import Terminal
 from diagnose.errors import DiagnoseError, RunError
 from diagnose.jobs import model_hash, read_outcome, run_all, run_job
+from diagnose.playbook_issues import recipe_issue
 from diagnose.scoring import MANIFEST
 from diagnose.session import fault_spec, recipe_hash
 from diagnose.store import read_json, write_json
@@ -32,7 +33,7 @@ def changed(recipe: Recipe, settings: Sequence[str]) -> Recipe:
     """Return a recipe with ``name=value`` settings applied.
 
     Raises:
-        DiagnoseError: A name is no field of the recipe, or a value has another type.
+        DiagnoseError: A name is no field of the recipe, a value has another type, or one that no recipe may have.
     """
     kinds = {item.name: type(getattr(recipe, item.name)) for item in fields(recipe)}
     for setting in settings:
@@ -44,6 +45,8 @@ def changed(recipe: Recipe, settings: Sequence[str]) -> Recipe:
         except (ValueError, KeyError):
             raise DiagnoseError(f"{name} takes a {kinds[name].__name__}, not {text!r}") from None
         recipe = replace(recipe, **{name: value})
+    if wrong := recipe_issue(recipe):
+        raise DiagnoseError(wrong)
     return recipe
 
 

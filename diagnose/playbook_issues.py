@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, get_args
 
@@ -16,8 +17,9 @@ from pydantic import BaseModel, ValidationError
 from diagnose import located
 from diagnose.errors import PlaybookError
 from diagnose.located import Issue, Located, near, quoted, unknown
-from diagnose.playbook_model import Playbook, cross_checks
+from diagnose.playbook_model import Playbook, RecipeSettings, cross_checks
 from diagnose.report.text import literal
+from proxy.specs import Recipe
 from taxonomy.registry import Library
 
 _TYPES = {
@@ -78,6 +80,16 @@ def validated(content: bytes, path: Path, cards: Library | None = None) -> Playb
     if found:
         raise InvalidPlaybook(path, tuple(sorted(dict.fromkeys(found))))
     return playbook
+
+
+def recipe_issue(recipe: Recipe) -> str:
+    """Return what is wrong with a recipe's values by the rules of a playbook, "" where nothing is."""
+    try:
+        RecipeSettings.model_validate(asdict(recipe))
+    except ValidationError as error:
+        complaint = error.errors(include_url=False)[0]
+        return f"{complaint['loc'][0]} {_sentence(complaint, complaint['loc'])}"
+    return ""
 
 
 def _complaints(error: ValidationError, document: Located) -> Iterator[Issue]:

@@ -161,6 +161,22 @@ def test_a_dry_run_touches_nothing(lab):
         (["proxy", "inspect", "embedded:nothing"], 2, "unknown embedded checkpoint"),
         (["record", "--checkpoint", "x", "--out", "o.jsonl", "--fault", "stale_weights"], 2, "--answers"),
         (["record", "--checkpoint", "x", "--out", "o.jsonl", "--set", "speed=1"], 2, "no setting 'speed'"),
+        (["record", "--checkpoint", "x", "--out", "o.jsonl", "--set", "lr=nan"], 2, "lr must be"),
+        (
+            ["record", "--checkpoint", "x", "--out", "o.jsonl", "--set", "prompts=0"],
+            2,
+            "prompts must be at least 1",
+        ),
+        (
+            ["record", "--checkpoint", "x", "--out", "o.jsonl", "--set", "temperature=0"],
+            2,
+            "temperature must be",
+        ),
+        (
+            ["calibrate", "--checkpoint", "x", "--out", "o.npz", "--set", "group_size=-1"],
+            2,
+            "group_size must be",
+        ),
         (["proxy", "compare", "x", "--experts", "a"], 2, "whole numbers"),
     ],
 )
