@@ -155,7 +155,7 @@ KINDS = (
     Kind("hy_v4"),
     Kind("inkling_text"),
     Kind("inkling2_text"),
-    Kind("jamba"),
+    Kind("jamba", {"num_hidden_layers": 4}),
     Kind("jetmoe"),
     Kind("kimi_k25"),
     Kind("kimi_linear"),
@@ -165,7 +165,7 @@ KINDS = (
     Kind("llama4_text", {"num_experts_per_tok": 1}),
     Kind(
         "longcat_flash",
-        {"num_layers": 2, "expert_ffn_hidden_size": 16, "ffn_hidden_size": 48, "zero_expert_num": 2},
+        {"num_hidden_layers": 4, "expert_ffn_hidden_size": 16, "ffn_hidden_size": 48, "zero_expert_num": 2},
     ),
     Kind("mellum"),
     Kind("mimo_v2_flash"),

@@ -41,9 +41,9 @@ def unreadable(dtypes: Mapping[str, str]) -> tuple[str, str]:
     return "", ""
 
 
-def unquantised(name: str) -> str:
-    """Return what a tensor is called where it isn't packed."""
-    packed = name.endswith((".weight_packed", "_blocks"))
+def unquantised(name: str, dtype: str) -> str:
+    """Return what a tensor of this safetensors dtype is called where it isn't packed."""
+    packed = name.endswith(".weight_packed") or (name.endswith("_blocks") and dtype == "U8")
     return name.removesuffix("_packed").removesuffix("_blocks") if packed else name
 
 

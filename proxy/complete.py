@@ -74,7 +74,7 @@ def _names(checkpoint: Checkpoint, layout: Layout) -> Iterator[tuple[str, str]]:
         if part.role is Role.DROP or (part.role is Role.EXPERT and part.expert):
             continue
         if not is_companion(name, tensors):
-            yield name, unquantised(name)
+            yield name, unquantised(name, tensors[name].dtype)
         weight = f"{name.partition('.weight.')[0] if '.weight.' in name else name.rpartition('.')[0]}.weight"
         if tensors[name].dtype not in PLAIN_FLOATS and weight not in tensors:
             yield name, weight

@@ -44,10 +44,10 @@ def to_float(raw: Tensors, config: Mapping[str, Any]) -> Tensors:
     plain: Tensors = {}
     for name in [name for name in raw if not is_companion(name, raw)]:
         tensor = raw.pop(name)
-        if name.endswith(".weight_packed"):
+        if name.endswith(".weight_packed") and tensor.dtype is torch.int32:
             base = name.removesuffix("_packed")
             plain[base] = _unpacked(base, tensor, raw, config)
-        elif name.endswith("_blocks"):
+        elif name.endswith("_blocks") and tensor.dtype is torch.uint8:
             plain[name.removesuffix("_blocks")] = mxfp4(tensor, raw[f"{name.removesuffix('_blocks')}_scales"])
         elif tensor.dtype in (torch.float8_e4m3fn, torch.float8_e5m2, torch.int8):
             scale = next((raw[one] for one in factors(name) if one in raw), None)

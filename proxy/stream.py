@@ -66,6 +66,7 @@ class Streamed:
         self.checkpoint = checkpoint
         self.layout = layout
         self.read_bytes = 0
+        self._slots = 1  # LongCat's class can't do with a single one: then there is a second, of weight 0
         self._picked: Mapping[int, Selection] = {}
         self._masked_rows: dict[int, list[int]] = {}
         self.quantisation = get_key(checkpoint.config, "quantization_config") or get_key(
@@ -127,6 +128,9 @@ class Streamed:
         unique = sorted(set(token_ids))
         if big:
             embedding.weight = torch.nn.Parameter(self._rows(big[0], unique), requires_grad=False)
+            embedding.padding_idx = (
+                None  # it would have to be one of the rows, and matters for gradients only
+            )
             where = {token: row for row, token in enumerate(unique)}
             look_up = torch.tensor([where.get(token, 0) for token in range(max(unique) + 1)])
             handle = embedding.register_forward_pre_hook(lambda _, args: (look_up[args[0]], *args[1:]))
@@ -167,6 +171,7 @@ class Streamed:
             with borrowed({linear: self._reader(name) for name, linear in large.items()}):
                 yield module
         finally:
+            self._masked_rows.clear()  # the next tensor may lie where this layer's router lay
             for name, tensor in before.items():
                 _set(module, name, tensor)
 
@@ -268,7 +273,6 @@ class Streamed:
         picked = self._picked[layer]
         dropped = sorted(set(range(self.layout.experts)) - set(picked.kept))
         router = self._target(self.layout.router(layer))
-        self._masked_rows.clear()
         for name in self._by_layer[layer]:
             part, target = self.layout.parts[name], self._target(name)
             if part.role not in (Role.ROWS, Role.IDS) or target not in self._meta:
@@ -345,8 +349,15 @@ class Streamed:
         import torch
 
         module = self.experts(layer)
-        index_T1 = torch.zeros(len(hidden_TH), 1, dtype=torch.long)
-        out: torch.Tensor = type(module).forward(module, hidden_TH, index_T1, weight_T[:, None])
+        try:
+            index_TK = torch.zeros(len(hidden_TH), self._slots, dtype=torch.long)
+            weights_TK = torch.nn.functional.pad(weight_T[:, None], (0, self._slots - 1))
+            out: torch.Tensor = type(module).forward(module, hidden_TH, index_TK, weights_TK)
+        except ValueError:
+            if self._slots > 1:
+                raise
+            self._slots = 2
+            return self.compute(layer, hidden_TH, weight_T)
         return out.reshape(hidden_TH.shape)
 
     def _names_by_layer(self) -> dict[int, list[str]]:

@@ -287,6 +287,16 @@ def test_two_values_a_byte_are_not_taken_for_whole_numbers():
     assert "first_k" in caught.value.mend
 
 
+def test_packed_weights_of_another_kind_are_not_misread():
+    nvfp4 = {
+        "x.weight_packed": torch.zeros(4, 8, dtype=torch.uint8),
+        "x.weight_scale": torch.ones(4, 1).to(torch.float8_e4m3fn),
+    }
+    with pytest.raises(BuildError, match=r"'x.weight_packed' is torch.uint8, and how it is quantised"):
+        to_float(nvfp4, {"config_groups": {"g": {"weights": {"num_bits": 4}}}})
+    assert list(to_float({"x.weight_blocks": torch.ones(2)}, {})) == ["x.weight_blocks"]
+
+
 EXPERT_5 = "model.layers.0.mlp.experts.5.up_proj"
 
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -23,6 +24,7 @@ from proxy.hidden import HiddenStates
 from proxy.manifest import checkpoint_hash
 from proxy.memory import give_back_large_blocks, peak_memory
 from proxy.rows import batch_tokens, batches
+from proxy.selection import Selection
 from proxy.specs import BuildSpec
 from proxy.strategies import Request, strategy
 from proxy.stream import Streamed
@@ -191,6 +193,52 @@ def test_saliency_is_the_size_of_weighted_outputs(qwen):
         assert first.saliency_E + second.saliency_E == pytest.approx(layer.saliency_E)
     top = sorted(range(8), key=lambda e: -stats[1].saliency_E[e] / max(stats[1].counts_E[e], 1))[:3]
     assert strategy("reap").select(stats[1], Request(3)).kept == tuple(sorted(top))
+
+
+def test_a_masked_router_is_forgotten_with_its_layer(tmp_path):
+    """A dense layer behind it may get a weight at the same address."""
+    folder = make(BY_NAME["qwen3_moe (a dense layer)"], tmp_path / "o")
+    checkpoint = open_checkpoint(folder)
+    layout = understand(checkpoint)
+    model = Streamed(checkpoint, layout)
+    picked = {layer: Selection((0, 1, 2, 3), (0,) * 12) for layer in layout.moe_layers}
+    with torch.inference_mode(), model.masked(picked):
+        for layer in range(3):
+            with model.layer(layer) as module:
+                router = getattr(module.mlp, "gate", None)
+                scores = torch.nn.functional.linear(torch.ones(1, 32), module.self_attn.k_proj.weight)
+                assert scores.isfinite().all()
+                if router is not None:
+                    scores = torch.nn.functional.linear(torch.ones(1, 32), router.weight)
+                    assert scores.isfinite().sum() == 4
+            assert not model._masked_rows
+    rows = [[int(token) for token in row] for row in torch.randint(3, 64, (10, 16))]
+    build(BuildSpec(str(folder), str(tmp_path / "p"), 6, search_alpha=True), rows=rows)
+
+
+def test_an_expert_of_a_class_that_cannot_do_with_one_slot(tmp_path):
+    folder = make(BY_NAME["longcat_flash"], tmp_path / "o")
+    checkpoint, tensors = open_checkpoint(folder), tiny.load_all(folder)
+    model = Streamed(checkpoint, understand(checkpoint))
+    hidden_TH, weight_T = torch.randn(5, 32), torch.rand(5)
+    with torch.inference_mode(), model.layer(1):
+        for expert in (3, 0):
+            model.load_expert(1, expert)
+            up, gate, down = (
+                tensors[f"model.layers.1.mlp.experts.{expert}.{name}_proj.weight"].float()
+                for name in ("up", "gate", "down")
+            )
+            inner = torch.nn.functional.silu(hidden_TH @ gate.T) * (hidden_TH @ up.T)
+            expected_TH = inner @ down.T * weight_T[:, None]
+            assert torch.allclose(model.compute(1, hidden_TH, weight_T), expected_TH, atol=1e-6)
+
+
+def test_a_padding_token_that_calibration_does_not_use(qwen, tmp_path):
+    folder = shutil.copytree(qwen, tmp_path / "o")
+    tiny.edit_config(folder, pad_token_id=tiny.read_config(folder)["vocab_size"] - 1)
+    rows = [[3, 4, 5, 6], [4, 6, 3, 5]]  # fewer tokens than the padding's id
+    for ours, plain in zip(collect(folder, rows, 100), collect(qwen, rows, 100), strict=True):
+        assert np.array_equal(ours.coactivation_EE, plain.coactivation_EE)
 
 
 def test_reap_needs_outputs(qwen):
