@@ -18,7 +18,7 @@ from importlib.metadata import entry_points
 from typing import Any
 
 from proxy.checkpoint import Checkpoint, TensorInfo
-from proxy.companions import unreadable
+from proxy.companions import is_companion, unreadable
 from proxy.errors import CheckpointError
 
 _NUMBER = r"(0|[1-9]\d{0,5})"  # as the names are written back: no leading zeros
@@ -483,6 +483,11 @@ def _check_complete(checkpoint: Checkpoint, layout: Layout) -> None:
     quantised = any(
         get_key(checkpoint.config, key) for key in ("quantization_config", "text_config.quantization_config")
     )
+
+    def look(tensors: dict[str, str]) -> object:
+        # A quantised checkpoint may leave some experts in full precision.
+        return _matrices(tensors) if quantised else _looks(checkpoint, tensors)
+
     for layer, experts in layout.members.items():
         regular = {expert for expert in experts if expert < layout.experts}
         if len(regular) != layout.experts or max(experts) >= layout.experts + layout.extra_rows:
@@ -491,10 +496,9 @@ def _check_complete(checkpoint: Checkpoint, layout: Layout) -> None:
                 f"the config says {layout.experts}",
                 DOWNLOAD,
             )
-        # A quantised checkpoint may leave some experts in full precision.
-        look = _matrices if quantised else _looks
+        first = look(experts[0])
         for expert in regular:
-            if look(checkpoint, experts[expert]) != look(checkpoint, experts[0]):
+            if look(experts[expert]) != first:
                 raise CheckpointError(
                     f"layer {layer}: tensors of expert {expert} differ from those of expert 0", DOWNLOAD
                 )
@@ -529,9 +533,10 @@ def short(value: Any, most: int = 60) -> str:
     return text if len(text) <= most else f"{text[:most]}…"
 
 
-def _matrices(_: Checkpoint, tensors: dict[str, str]) -> set[str]:
-    """Return what an expert's tensors belong to, however many of them a quantisation makes of one matrix."""
-    return {rest.partition(".")[0] for rest in tensors}
+def _matrices(tensors: Iterable[str]) -> set[str]:
+    """Return which matrices an expert has, however many tensors a quantisation makes of one; factors alone are none."""
+    parts = [rest.partition(".") for rest in tensors]
+    return {matrix for matrix, _, name in parts if name != "scale" and not is_companion(name, ())}
 
 
 def _some(names: Iterable[str], most: int = 3) -> str:

@@ -11,7 +11,17 @@ from proxy.errors import BuildError
 if TYPE_CHECKING:
     import torch
 
-LoadErrors = (OSError, ValueError, RuntimeError, KeyError, ImportError, AttributeError, TypeError)
+LoadErrors = (
+    OSError,
+    ValueError,
+    RuntimeError,
+    LookupError,
+    ImportError,
+    AttributeError,
+    TypeError,
+    ArithmeticError,
+)
+"""What transformers' code raises on a config or a tensor that it did not expect."""
 
 
 class Skeleton:

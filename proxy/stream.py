@@ -407,8 +407,16 @@ class Streamed:
         """
         from transformers.core_model_loading import WeightRenaming, dot_natural_key
 
+        names = list(names)
         raw = {(renamed or {}).get(name, name): self._read(name, record) for name in names}
-        sources = to_float(raw, self.quantisation or {})
+        try:
+            sources = to_float(raw, self.quantisation or {})
+        except BuildError:
+            raise
+        except LoadErrors as error:
+            raise BuildError(
+                f"{names[0]!r} and what belongs to it do not fit together: {error}", UNCALIBRATED
+            ) from error
         by_pattern = self._skeleton.converters
         pending: dict[str, Any] = {}
         for name in sorted(sources, key=dot_natural_key):

@@ -148,6 +148,22 @@ def test_quantised_tensors_without_their_factors(strategy, qwen, tmp_path):
     )
 
 
+def test_factors_of_another_shape(qwen, tmp_path):
+    folder = copy_of(qwen, tmp_path)
+    changes = {}
+    for name, tensor in tiny.load_all(folder).items():
+        if ".experts." in name:
+            values, scale = quantise_fp8(tensor)
+            changes |= {name: values, f"{name}_scale_inv": scale}
+    name = "model.layers.0.mlp.experts.2.up_proj.weight"
+    changes[name] = changes[name].reshape(-1)
+    tiny.edit_tensors(folder, changes)
+    tiny.edit_config(folder, quantization_config={"quant_method": "fp8"})
+    with pytest.raises(BuildError, match="do not fit together") as caught:
+        build(BuildSpec(str(folder), str(tmp_path / "p"), 4), rows=ROWS)
+    assert "first_k" in caught.value.mend and [path.name for path in tmp_path.iterdir()] == ["c"]
+
+
 def test_a_quantised_expert_may_be_packed_or_not_but_not_less(qwen, tmp_path):
     folder = copy_of(qwen, tmp_path)
     tensors = tiny.load_all(folder)
@@ -160,7 +176,9 @@ def test_a_quantised_expert_may_be_packed_or_not_but_not_less(qwen, tmp_path):
     tiny.edit_config(folder, quantization_config={"quant_method": "fp8"})
     build(BuildSpec(str(folder), str(tmp_path / "whole"), 4, "random"))
     name = "model.layers.1.mlp.experts.5.up_proj.weight"
-    tiny.edit_tensors(folder, {name: None, f"{name}_scale_inv": None})
+    tiny.edit_tensors(folder, {name: None})
+    refused(folder, "layer 1: tensors of expert 5 differ", tmp_path)
+    tiny.edit_tensors(folder, {f"{name}_scale_inv": None})
     refused(folder, "layer 1: tensors of expert 5 differ", tmp_path)
 
 
