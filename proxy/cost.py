@@ -14,7 +14,7 @@ from typing import Any
 
 from proxy.checkpoint import CONFIG, read_object
 from proxy.errors import CheckpointError
-from proxy.families import COMPARE, families, get_key, short
+from proxy.families import COMPARE, MOST_LAYERS, families, get_key, short
 
 BYTES = {"weights": 4, "gradients": 4, "optimizer": 8, "reference": 2, "rollout": 2}
 """Bytes a parameter in each state: fp32 weights and gradients, AdamW's two fp32 moments, bf16 reference and rollout."""
@@ -22,7 +22,6 @@ USABLE = 0.9
 """Share of an accelerator's memory that can be planned with (vLLM's default gpu_memory_utilization)."""
 GIB = 1024**3
 LARGEST = 10**9
-MOST_LAYERS = 10_000
 _ODD = (
     "linear_num_key_heads",
     "linear_attn_config",

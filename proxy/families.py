@@ -24,6 +24,8 @@ from proxy.errors import CheckpointError
 _NUMBER = r"(0|[1-9]\d{0,5})"  # as the names are written back: no leading zeros
 COMPARE = "compare config.json with that of the model's source"
 DOWNLOAD = "complete the download"
+MOST_LAYERS = 10_000
+"""No model has more."""
 
 LAYERS = ("model.layers.{L}.", "model.language_model.layers.{L}.", "language_model.model.layers.{L}.")
 """Prefixes of a layer's tensors: a text model's, and those of wrappers that add vision or audio."""
@@ -514,7 +516,8 @@ def _check_complete(checkpoint: Checkpoint, layout: Layout) -> None:
         shape = checkpoint.tensors[name].shape
         lead = shape[1:2] if shape[:1] == (1,) and part.role is Role.ROWS else shape[:1]
         joined = layout.family.flat and part.role is Role.FUSED and lead and lead[0] % part.records == 0
-        if lead != (part.records,) and not joined:
+        router = name == layout.routers.get(part.layer)
+        if (lead != (part.records,) and not joined) or (router and len(shape) != 2):
             raise CheckpointError(f"tensor {name!r} has shape {shape}, expected {part.records} rows", COMPARE)
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from proxy.checkpoint import Checkpoint
-from proxy.errors import BuildError
+from proxy.errors import BuildError, CheckpointError
+from proxy.families import COMPARE, MOST_LAYERS, short
 
 if TYPE_CHECKING:
     import torch
@@ -24,6 +27,9 @@ LoadErrors = (
 """What transformers' code raises on a config or a tensor that it did not expect."""
 
 
+_LAYERS = re.compile(r"(layers?|depth|blocks)$")
+
+
 class Skeleton:
     """A model without weights. Buffers that no file holds are real.
 
@@ -36,11 +42,13 @@ class Skeleton:
 
     Raises:
         BuildError: transformers has no such model, or makes none of this config.
+        CheckpointError: The config counts more layers than any model has.
     """
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         from transformers.conversion_mapping import get_model_conversion_mapping
 
+        _check_counts(checkpoint.config)
         try:
             self.model = _model(checkpoint)
             self._mapping = get_model_conversion_mapping(self.model)
@@ -76,6 +84,19 @@ class Skeleton:
                 target, pattern = rename_source_key(name, [], [], prefix, self.meta)
             self._names[name] = target, pattern
         return self._names[name]
+
+
+def _check_counts(config: Mapping[str, Any], where: str = "") -> None:
+    """Refuse numbers of layers that a model class would build for ever, in any section.
+
+    Raises:
+        CheckpointError: There is one.
+    """
+    for key, value in config.items():
+        if isinstance(value, Mapping):
+            _check_counts(value, f"{where}{key}.")
+        elif isinstance(value, int) and value > MOST_LAYERS and _LAYERS.search(key):
+            raise CheckpointError(f"config: {where}{key} is {short(value)}, more than any model has", COMPARE)
 
 
 def _model(checkpoint: Checkpoint) -> Any:

@@ -122,6 +122,14 @@ def test_more_layers_in_the_config_than_in_the_files_end_at_once(layers, qwen, t
     refused(folder, f"no tensor is of layer 2, and config.json says {layers} layers", tmp_path)
 
 
+def test_layers_of_a_tower_are_bounded_too(tmp_path):
+    folder = make(next(k for k in KINDS if k.name == "qwen3_vl_moe"), tmp_path / "o")
+    config = tiny.read_config(folder)
+    config["vision_config"]["depth"] = 10**9
+    (folder / "config.json").write_text(json.dumps(config))
+    refused(folder, "vision_config.depth is 1000000000, more than any model has", tmp_path, "multi_view")
+
+
 def test_a_tensor_that_the_index_does_not_name(qwen, tmp_path):
     folder = tiny.shard(copy_of(qwen, tmp_path))
     index = json.loads((folder / "model.safetensors.index.json").read_text())
