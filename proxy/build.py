@@ -81,7 +81,7 @@ def build(
     check_space(spec.out, plan.bytes_after, "the proxy's weights")
     tests = file_rows(spec.test_prompts, folder, what="test prompts") if spec.test_prompts else []
     side_files(checkpoint)  # they can be copied
-    check_whole(checkpoint, layout, needed=chosen.calibrated and stats is None)
+    unchecked = check_whole(checkpoint, layout, needed=chosen.calibrated and stats is None)
     used: Rows | None = None
     calibration: dict[str, Any] = {"source": "none", "tokens": 0}
     if stats is not None:
@@ -98,7 +98,7 @@ def build(
     if spec.search_alpha:
         check_search(chosen, len(used) if used is not None else 2)
 
-    early = [*plan.warnings, *(of_overlap(used, tests) if used is not None else ())]
+    early = [*unchecked, *plan.warnings, *(of_overlap(used, tests) if used is not None else ())]
     for warning in early:
         progress(f"warning: {warning}")
     key = content_key(asdict(spec), _identity(checkpoint), calibration.get("sha256", ""))

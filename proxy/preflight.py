@@ -34,7 +34,7 @@ def check_possible(chosen: Strategy, checkpoint: Checkpoint, layout: Layout) -> 
         )
 
 
-def check_whole(checkpoint: Checkpoint, layout: Layout, needed: bool) -> None:
+def check_whole(checkpoint: Checkpoint, layout: Layout, needed: bool) -> tuple[str, ...]:
     """Refuse a checkpoint that lacks tensors of its model, as far as transformers knows the model.
 
     Args:
@@ -42,17 +42,21 @@ def check_whole(checkpoint: Checkpoint, layout: Layout, needed: bool) -> None:
         layout: Its layout.
         needed: Whether transformers has to know it, because it computes with it.
 
+    Returns:
+        Plain sentences on what could not be checked.
+
     Raises:
         CheckpointError: Something is missing.
         BuildError: transformers doesn't know the model, and that is needed.
     """
     try:
         skeleton = Skeleton(checkpoint)
-    except BuildError:
+    except BuildError as error:
         if needed:
             raise
-        return
+        return (f"{error}: whether every tensor of the model is there was not checked",)
     check_complete(checkpoint, layout, skeleton)
+    return ()
 
 
 def check_ends(checkpoint: Checkpoint, layout: Layout) -> None:
