@@ -8,9 +8,10 @@ from typing import Any
 
 from diagnose.console import Terminal
 from diagnose.errors import DiagnoseError
-from proxy.cost import ACCELERATORS, BYTES, GIB, Batch, Cost, cost, read_config, shape_of
+from proxy.cost import ACCELERATORS, BYTES, GIB, Batch, Cost, cost
 from proxy.embedded import PREFIX, resolve
 from proxy.errors import CheckpointError
+from proxy.sizes import shape_at
 
 MOST = 10_000_000
 """Accelerators, or seconds of a step."""
@@ -55,11 +56,7 @@ def costs(order: Order) -> list[Cost]:
             raise DiagnoseError(f"{option} takes positive numbers up to {MOST:,}")
     path = resolve(order.model) if order.model.startswith(PREFIX) else Path(order.model).expanduser()
     try:
-        config = read_config(path)
-    except CheckpointError as error:
-        raise DiagnoseError(str(error), error.mend) from None
-    try:
-        whole = shape_of(config)
+        whole = shape_at(path)
         shapes = [whole, *(whole.with_experts(count) for count in order.experts)]
         return [
             cost(
@@ -74,7 +71,8 @@ def costs(order: Order) -> list[Cost]:
             for place, shape in enumerate(shapes)
         ]
     except CheckpointError as error:
-        raise DiagnoseError(f"{path}: {error}", error.mend) from None
+        named = str(error) if str(path) in str(error) else f"{path}: {error}"
+        raise DiagnoseError(named, error.mend) from None
 
 
 def _of(given: tuple[int, ...] | tuple[float, ...], place: int) -> float:

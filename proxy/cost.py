@@ -1,36 +1,22 @@
-"""What GRPO post-training of a model costs, from its ``config.json`` alone: the paper's Table 2 for the user's model.
+"""What GRPO post-training of a model costs, from its sizes alone: the paper's Table 2 for the user's model.
 
-Everything is arithmetic on the configuration; no weights are read and nothing is measured. The formulas stand in
-``docs/cost.md``.
+Everything is arithmetic; no weights are read and nothing is measured. The formulas stand in ``docs/cost.md``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import ceil
-from pathlib import Path
-from typing import Any
 
-from proxy.checkpoint import CONFIG, read_object
 from proxy.errors import CheckpointError
-from proxy.families import COMPARE, MOST_LAYERS, families, get_key, short
+from proxy.families import COMPARE
+from proxy.sizes import Shape
 
 BYTES = {"weights": 4, "gradients": 4, "optimizer": 8, "reference": 2, "rollout": 2}
 """Bytes a parameter in each state: fp32 weights and gradients, AdamW's two fp32 moments, bf16 reference and rollout."""
 USABLE = 0.9
 """Share of an accelerator's memory that can be planned with (vLLM's default gpu_memory_utilization)."""
 GIB = 1024**3
-LARGEST = 10**9
-_ODD = (
-    "linear_num_key_heads",
-    "linear_attn_config",
-    "mamba_d_state",
-    "mamba_n_heads",
-    "attn_type_list",
-    "ssm_cfg",
-)
-"""Config keys of layers that are no attention as the formulas count it."""
 
 
 @dataclass(frozen=True)
@@ -63,202 +49,6 @@ ACCELERATORS = {
         Accelerator("h20", 96, 8, 148, 4.0),
     )
 }
-
-
-@dataclass(frozen=True)
-class Shape:
-    """The sizes of a model that its cost depends on.
-
-    Attributes:
-        hidden: Width of the residual stream.
-        layers: Decoder layers.
-        moe_layers: Those of them with experts.
-        experts: Routed experts a MoE layer.
-        top_k: Experts a token.
-        expert: Parameters of one routed expert.
-        shared: Parameters of a MoE layer's shared expert, 0 without one.
-        router: Parameters of a router, for each expert.
-        dense: Parameters of the MLP of a layer without experts.
-        attention: Parameters of one layer's attention, its norms included.
-        vocabulary: Rows of the embedding.
-        tied: Whether the output layer is the embedding.
-    """
-
-    hidden: int
-    layers: int
-    moe_layers: int
-    experts: int
-    top_k: int
-    expert: int
-    shared: int
-    router: int
-    dense: int
-    attention: int
-    vocabulary: int
-    tied: bool
-
-    def with_experts(self, count: int) -> Shape:
-        """Return the shape of a proxy that keeps `count` experts a layer."""
-        if not self.top_k <= count <= self.experts:
-            raise CheckpointError(
-                f"a proxy of this model keeps {self.top_k} (Top-k) to {self.experts} experts a layer, not {count}",
-                "choose other --experts",
-            )
-        return replace(self, experts=count)
-
-    def _count(self, experts: int) -> int:
-        embedding = self.vocabulary * self.hidden * (1 if self.tied else 2)
-        moe = experts * self.expert + self.experts * self.router + self.shared
-        layers = self.layers * self.attention + (self.layers - self.moe_layers) * self.dense
-        return embedding + layers + self.moe_layers * moe + self.hidden
-
-    @property
-    def parameters(self) -> int:
-        """All parameters."""
-        return self._count(self.experts)
-
-    @property
-    def active(self) -> int:
-        """Parameters that one token passes through; the embedding is a look-up and isn't counted."""
-        return self._count(self.top_k) - (0 if self.tied else self.vocabulary * self.hidden)
-
-
-def read_config(path: Path) -> dict[str, Any]:
-    """Return a model's configuration; `path` is its folder or the file itself.
-
-    Raises:
-        CheckpointError: There is none, or it is no JSON object.
-    """
-    return read_object(path / CONFIG if path.is_dir() else path)
-
-
-class _Section:
-    """A section of a config, its numbers checked.
-
-    Args:
-        raw: The section.
-    """
-
-    def __init__(self, raw: Mapping[str, Any]) -> None:
-        self.raw = raw
-
-    def number(self, *keys: str) -> int:
-        """Return the first positive whole number under these keys."""
-        for key in keys:
-            if found := self.optional(key):
-                return found
-        raise CheckpointError(f"the config has no positive whole number {' or '.join(keys)}", COMPARE)
-
-    def optional(self, key: str) -> int:
-        """Return a whole number that may be missing, null or 0: then 0."""
-        value = self.raw.get(key)
-        if value is None or value is False:
-            return 0
-        if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= LARGEST:
-            raise CheckpointError(
-                f"config: {key} is {short(value)}, expected a whole number up to {LARGEST}", COMPARE
-            )
-        return value
-
-    def numbers(self, key: str) -> set[int]:
-        """Return a list of whole numbers that may be missing."""
-        value = self.raw.get(key) or []
-        if not isinstance(value, list) or not all(isinstance(item, int) for item in value):
-            raise CheckpointError(
-                f"config: {key} is {short(value)}, expected a list of whole numbers", COMPARE
-            )
-        return set(value)
-
-
-def _attention(section: _Section) -> int:
-    """Return the parameters of one layer's attention with the layer's two norms."""
-    config, number = section.raw, section.number
-    hidden, heads = number("hidden_size"), number("num_attention_heads")
-    norms = 2 * hidden
-    if section.optional("kv_lora_rank"):
-        rank, rope = number("kv_lora_rank"), number("qk_rope_head_dim")
-        plain, value = number("qk_nope_head_dim"), number("v_head_dim")
-        query = heads * (plain + rope)
-        low = section.optional("q_lora_rank")
-        total = hidden * low + low + low * query if low else hidden * query
-        total += hidden * (rank + rope) + rank + rank * heads * (plain + value) + heads * value * hidden
-        if section.optional("index_n_heads"):  # the sparse attention's indexer
-            count, width = number("index_n_heads"), number("index_head_dim")
-            total += low * count * width + hidden * width + 2 * width + hidden * count
-        return total + norms
-    width = section.optional("head_dim") or hidden // heads
-    keys = section.optional("num_key_value_heads") or heads
-    total = hidden * heads * width * 2 + hidden * keys * width * 2
-    kind = str(config.get("model_type"))
-    if config.get("attention_bias") or kind.startswith("qwen2"):
-        total += (heads + 2 * keys) * width
-    if kind.startswith(("qwen3", "glm4_moe")) or config.get("use_qk_norm") or config.get("qk_layernorm"):
-        total += 2 * width
-    return total + norms
-
-
-def shape_of(config: dict[str, Any]) -> Shape:
-    """Return the shape of a Mixture-of-Experts model.
-
-    Raises:
-        CheckpointError: The family is not known, has layers that the formulas don't count, or a key is missing.
-    """
-    kinds = [str(config.get("model_type"))[:60], str(get_key(config, "text_config.model_type"))]
-    family = next((families()[kind] for kind in kinds if kind in families()), None)
-    if family is None:
-        raise CheckpointError(
-            f"model_type {kinds[0]!r} is no Mixture-of-Experts family that is known here",
-            "docs/families.md lists them",
-        )
-    root = next((root for root in family.roots if any(_at(config, root, key) for key in family.counts)), None)
-    if root is None:
-        raise CheckpointError(f"the config has none of {', '.join(family.counts)}", COMPARE)
-    raw: Mapping[str, Any] = get_key(config, root) if root else config
-    section, number = _Section(raw), _Section(raw).number
-    if odd := [key for key in _ODD if raw.get(key)]:
-        raise CheckpointError(
-            f"the formulas don't count layers of the kind that {odd[0]} describes",
-            "docs/cost.md says what they count",
-        )
-    hidden, layers = number("hidden_size"), number(family.layers or "num_hidden_layers")
-    if layers > MOST_LAYERS:
-        raise CheckpointError(f"config: {layers} layers are more than any model has", COMPARE)
-    width = number("moe_intermediate_size", "expert_ffn_hidden_size", "intermediate_size")
-    first = section.optional("first_k_dense_replace")
-    every = section.optional("decoder_sparse_step") or section.optional("moe_layer_freq") or 1
-    only_dense = section.numbers("mlp_only_layers")
-    offset = 1 if section.optional("decoder_sparse_step") else 0
-    moe_layers = sum(
-        layer >= first and (layer + offset) % every == 0 and layer not in only_dense
-        for layer in range(layers)
-    )
-    shared = 0
-    if section.optional("shared_expert_intermediate_size"):
-        shared = 3 * hidden * number("shared_expert_intermediate_size") + hidden
-    elif section.optional("n_shared_experts"):
-        shared = 3 * hidden * width * number("n_shared_experts")
-    dense = 3 * hidden * number("intermediate_size") if moe_layers < layers else 0
-    experts, top_k = number(*family.counts), number(family.top_k)
-    if top_k > experts:
-        raise CheckpointError(f"config: {family.top_k} {top_k} is more than the {experts} experts", COMPARE)
-    return Shape(
-        hidden,
-        layers,
-        moe_layers,
-        experts,
-        top_k,
-        3 * hidden * width,
-        shared,
-        hidden + sum(name.startswith("gate.") for name in family.vectors),
-        dense,
-        _attention(section),
-        number("vocab_size"),
-        bool(config.get("tie_word_embeddings", raw.get("tie_word_embeddings", False))),
-    )
-
-
-def _at(config: dict[str, Any], root: str, key: str) -> Any:
-    return get_key(config, f"{root}.{key}" if root else key)
 
 
 def memory(shape: Shape) -> dict[str, int]:
