@@ -23,7 +23,12 @@ Html = Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Write
 Markdown = Annotated[Path | None, typer.Option("--markdown", metavar="FILE", help="Write Markdown.")]
 Workers = Annotated[int | None, typer.Option("--workers", min=1, help="Worker processes [cores].")]
 Experts = Annotated[int | None, typer.Option("--experts", min=1, help="Experts kept a layer.")]
-StrategyName = Annotated[str, typer.Option("--strategy", help="How the kept experts are chosen.")]
+StrategyName = Annotated[
+    str,
+    typer.Option(
+        "--strategy", help="multi_view, frequency, reap, random, first_k, merge, or views joined by +."
+    ),
+]
 CheckpointArgument = Annotated[str, typer.Argument(metavar="CHECKPOINT", help="A folder, or embedded:NAME.")]
 CheckpointOption = Annotated[str, typer.Option("--checkpoint", help="A folder, or embedded:NAME.")]
 Settings = Annotated[list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Change the recipe.")]

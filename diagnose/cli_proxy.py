@@ -47,7 +47,9 @@ def build(
         str, typer.Option(help="Weights of router, co-activation and context; auto looks for the best.")
     ] = "1,1,1",
     normalisation: Annotated[str, typer.Option(help="min_max, max or rank.")] = "min_max",
-    calibration: Annotated[str, typer.Option(help="embedded, or a JSONL file of prompts.")] = "embedded",
+    calibration: Annotated[
+        str, typer.Option(help='embedded, or a JSONL file: {"text": …} or {"input_ids": […]} a line.')
+    ] = "embedded",
     tokens: Annotated[int, typer.Option(min=1, help="Calibration tokens at most.")] = 65536,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the random strategy.")] = 0,
     mtp: Annotated[str, typer.Option(help="Multi-token-prediction layers: drop or prune.")] = "drop",

@@ -303,6 +303,7 @@ def inspect(checkpoint: str, experts: int | None) -> dict[str, Any]:
     Raises:
         ValueError: The checkpoint is not readable, not understood, or the budget does not fit it.
     """
+    from diagnose.proxy_files import damage
     from proxy.checkpoint import open_checkpoint, read_object
     from proxy.embedded import resolve
     from proxy.errors import CheckpointError
@@ -315,6 +316,8 @@ def inspect(checkpoint: str, experts: int | None) -> dict[str, Any]:
     if (folder / MANIFEST).exists():
         try:
             manifest = read_object(folder / MANIFEST)
+            if wrong := damage(folder, manifest):
+                problem = f"this is not the proxy that was built: {wrong}"
         except CheckpointError as error:  # the checkpoint is what was asked for
             problem = str(error)
     layout = understand(opened)

@@ -63,6 +63,8 @@ def search_alpha(
     check_search(chosen, min(2 if layer.halves else 1 for layer in stats))
     found: dict[tuple[tuple[int, ...], ...], tuple[Alpha, float, dict[int, Selection]]] = {}
     for alpha in simplex():
+        if layout.top_k == 1 and alpha[1]:
+            continue  # no two experts are ever active together
         asked = replace(request, alpha=alpha)
         picked = {s.layer: chosen.select(s.halves[0], asked) for s in stats if s.halves}
         key = tuple(selection.kept for selection in picked.values())
@@ -100,7 +102,9 @@ def check_search(chosen: Strategy, rows: int) -> None:
         BuildError: The strategy has no weights to look for, or there is one calibration row only.
     """
     if len(chosen.views) < 3:
-        raise BuildError(f"strategy {chosen.name} has no three views to weigh", "give --alpha as numbers")
+        raise BuildError(
+            f"strategy {chosen.name} has no three views to weigh", "leave --alpha out, or use multi_view"
+        )
     if rows < 2:
         raise BuildError("one calibration row cannot be split into halves", "calibrate on more rows")
 

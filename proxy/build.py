@@ -14,7 +14,7 @@ from typing import Any
 from proxy.alpha import check_search, search_alpha
 from proxy.calibration import collect, uncalibrated, without_tokens
 from proxy.checkpoint import CONFIG, Checkpoint, open_checkpoint
-from proxy.doubts import of_calibration, of_overlap, of_routers
+from proxy.doubts import of_calibration, of_cut_rows, of_overlap, of_routers
 from proxy.embedded import PREFIX, resolve
 from proxy.families import Layout, hidden_size, understand
 from proxy.layer_stats import LayerStats
@@ -32,8 +32,8 @@ from proxy.manifest import (
     written_files,
 )
 from proxy.plan import plan_layout
-from proxy.preflight import check_ends, check_possible, check_whole
-from proxy.rows import Rows, calibration_rows, cut_rows, file_rows
+from proxy.preflight import check_ends, check_possible, check_whole, ignored
+from proxy.rows import Rows, calibration_rows, context, cut_rows, file_rows
 from proxy.selection import Selection
 from proxy.specs import BuildSpec, content_key
 from proxy.strategies import Request, Strategy, by_router, check_request, strategy
@@ -83,6 +83,7 @@ def build(
     side_files(checkpoint)  # they can be copied
     unchecked = check_whole(checkpoint, layout, needed=chosen.calibrated and stats is None)
     used: Rows | None = None
+    given: Sequence[Sequence[int]] = ()
     calibration: dict[str, Any] = {"source": "none", "tokens": 0}
     if stats is not None:
         calibration = {"source": "statistics handed over"}
@@ -91,6 +92,7 @@ def build(
             progress(f"reading calibration rows ({spec.calibration})")
         source = spec.calibration if rows is None else "rows"
         rows = rows or calibration_rows(spec.calibration, folder, spec.calibration_tokens, spec.seed)
+        given = rows
         used = cut_rows(rows, spec.calibration_tokens, checkpoint.config)
         calibration = {"source": source, "rows": len(used), "sha256": rows_hash(used)}
         check_space(spec.out, plan.bytes_after + room_for(checkpoint, used), "the proxy and its calibration")
@@ -98,11 +100,14 @@ def build(
     if spec.search_alpha:
         check_search(chosen, len(used) if used is not None else 2)
 
-    early = [*unchecked, *plan.warnings, *(of_overlap(used, tests) if used is not None else ())]
+    early = [*unchecked, *plan.warnings, *ignored(chosen, spec)]
+    if used is not None:
+        early += [*of_cut_rows(given, context(checkpoint.config)), *of_overlap(used, tests)]
     for warning in early:
         progress(f"warning: {warning}")
-    key = content_key(asdict(spec), _identity(checkpoint), calibration.get("sha256", ""))
-    with work_folder(spec.out, key) as work:
+    identity, sums = _identity(checkpoint), calibration.get("sha256", "")
+    key = content_key(asdict(spec), identity, sums)
+    with work_folder(spec.out, key, content_key(identity, sums, chosen.outputs)) as work:
         if used is not None:
             stats = collect(
                 folder, used, spec.calibration_tokens, progress, work / "calibration", chosen.outputs
@@ -125,12 +130,22 @@ def build(
         progress(f"kept {spec.experts} of {layout.experts} experts in {len(layout.moe_layers)} layers")
         hashes, beside = file_hashes(folder), beside_hashes(checkpoint)
         manifest = make_manifest(
-            spec, layout, plan, stats, selections, agreement, calibration, hashes, beside, [*early, *late]
+            spec,
+            layout,
+            plan,
+            stats,
+            selections,
+            agreement,
+            calibration,
+            hashes,
+            beside,
+            [*early, *late],
+            request.alpha if chosen.views else None,
         )
         if spec.test_prompts:
             manifest["test_prompts"] = {"rows": len(tests), "sha256": rows_hash(tests)}
         mixtures = _mixtures(stats, selections) if chosen.merges else None
-        lines = ranking_lines(stats, selections, layout)
+        lines = [] if chosen.merges else ranking_lines(stats, selections, layout)
         selections |= _behind_the_backbone(checkpoint, layout, request)
         return _write(work / "proxy", checkpoint, layout, selections, mixtures, manifest, lines, progress)
 
@@ -215,7 +230,8 @@ def _write(
     config = edited_config(checkpoint.config, layout, manifest["experts"]["after"], selections)
     write_json(folder / CONFIG, config)
     write_weights(folder, checkpoint, outputs(checkpoint, layout, selections, mixtures), progress)
-    (folder / RANKING).write_text("".join(json.dumps(line) + "\n" for line in ranking))
+    if ranking:  # experts that were averaged can't be had by taking others out
+        (folder / RANKING).write_text("".join(json.dumps(line) + "\n" for line in ranking))
     hashes = file_hashes(folder)
     manifest["proxy_hash"] = combined_hash(hashes)
     manifest["files"] = written_files(folder, hashes)

@@ -46,8 +46,9 @@ def of_calibration(
     if agreement and sum(agreement) / len(agreement) < UNSTABLE:
         worst = int(np.argmin(agreement))
         doubts.append(
-            f"the two calibration halves agree on {sum(agreement) / len(agreement):.0%} of the kept experts "
-            f"only (layer {stats[worst].layer}: {agreement[worst]:.0%}): calibrate on more tokens"
+            f"the two calibration halves would keep other experts: of all that either keeps, both keep "
+            f"{sum(agreement) / len(agreement):.0%} (layer {stats[worst].layer}: {agreement[worst]:.0%}): "
+            "calibrate on more tokens"
         )
     return doubts
 
@@ -69,6 +70,16 @@ def of_routers(stats: Sequence[LayerStats], selections: Mapping[int, Selection])
     return [
         f"router rows of kept experts are nearly parallel in {len(twins)} layers (layer {at}, experts {first} "
         f"and {second}: cosine {cosine:.3f}): routing between them is close to a coin toss"
+    ]
+
+
+def of_cut_rows(rows: Sequence[Sequence[int]], context: int) -> list[str]:
+    """Return how many calibration rows are longer than the model's context (0: unknown), so that they are cut."""
+    longer = sum(len(row) > context for row in rows) if context else 0
+    if not longer:
+        return []
+    return [
+        f"{longer} of {len(rows)} calibration rows are longer than the model's {context} tokens and are cut"
     ]
 
 

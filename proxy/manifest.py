@@ -125,6 +125,7 @@ def make_manifest(
     inputs: dict[str, str],
     beside: dict[str, str],
     warnings: Sequence[str],
+    alpha: Sequence[float] | None,
 ) -> dict[str, Any]:
     """Return the manifest, JSON-able; the hash of the proxy itself is added once it is written.
 
@@ -139,6 +140,7 @@ def make_manifest(
         inputs: `file_hashes` of the checkpoint.
         beside: `beside_hashes` of it.
         warnings: Plain sentences.
+        alpha: Weights of the views that were used; None for a strategy without views, which measures no distance.
     """
     layers = {}
     for position, layer in enumerate(layout.moe_layers):
@@ -148,13 +150,13 @@ def make_manifest(
         layers[str(layer)] = {
             "clusters": len(chosen.kept),
             "largest_cluster": max(chosen.owner.count(head) for head in chosen.kept),
-            "loss_an_expert": chosen.loss / len(chosen.owner),
+            "loss_an_expert": chosen.loss / len(chosen.owner) if alpha else None,
             "kept": list(chosen.kept),
             "owner": list(chosen.owner),
             "never_active": int((counts_E == 0).sum()) if seen.tokens else None,
             "routed_share_kept": float(counts_E[list(chosen.kept)].sum()) / routed if routed else None,
-            "loss_start": chosen.start_loss,
-            "loss": chosen.loss,
+            "loss_start": chosen.start_loss if alpha else None,
+            "loss": chosen.loss if alpha else None,
             "half_split_jaccard": agreement[position] if agreement else None,
         }
     return {
@@ -169,6 +171,7 @@ def make_manifest(
         "bytes": {"before": plan.bytes_before, "after": plan.bytes_after},
         "mtp_tensors_dropped": plan.mtp_tensors,
         "calibration": calibration,
+        "alpha": list(alpha) if alpha else None,
         "epsilon": EPSILON,
         "half_split_jaccard": sum(agreement) / len(agreement) if agreement else None,
         "layers": layers,
@@ -196,7 +199,7 @@ def ranking_lines(
                 "groups": layout.groups,
                 "keep": sorted(kept),
                 "rank": order,
-                "counts": [int(count) for count in layer.counts_E],
+                "counts": [int(count) for count in layer.counts_E] if layer.tokens else None,
             }
         )
     return lines

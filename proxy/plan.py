@@ -115,6 +115,8 @@ def check_budget(layout: Layout, experts: int) -> tuple[str, ...]:
             f"choose at least {layout.top_k}, better twice that",
         )
     warnings = []
+    if experts == layout.experts:
+        warnings.append(f"the checkpoint has {experts} experts a layer, so none is taken out")
     if layout.groups > 1:
         warnings += _check_groups(layout, experts, keep)
     if experts < 2 * layout.top_k:

@@ -8,6 +8,7 @@ from proxy.errors import BuildError
 from proxy.families import Layout, Role
 from proxy.quantisation_config import check_names
 from proxy.skeleton import Skeleton
+from proxy.specs import BuildSpec
 from proxy.strategies import Strategy
 
 
@@ -32,6 +33,16 @@ def check_possible(chosen: Strategy, checkpoint: Checkpoint, layout: Layout) -> 
             "only run all together",
             "use multi_view or frequency",
         )
+
+
+def ignored(chosen: Strategy, spec: BuildSpec) -> list[str]:
+    """Return which options of a build say nothing to its strategy."""
+    found = []
+    if not chosen.views and spec.alpha != BuildSpec.alpha:
+        found.append(f"strategy {chosen.name} has no views, so --alpha changes nothing")
+    if not chosen.calibrated and spec.calibration != BuildSpec.calibration:
+        found.append(f"strategy {chosen.name} needs no calibration, so {spec.calibration} is not read")
+    return found
 
 
 def check_whole(checkpoint: Checkpoint, layout: Layout, needed: bool) -> tuple[str, ...]:

@@ -33,6 +33,11 @@ def calibration_rows(source: str, folder: str | Path, max_tokens: int, seed: int
         BuildError: The file cannot be read, or a line is none of the two.
     """
     if source == "embedded":
+        if not (Path(folder) / "tokenizer.json").is_file():
+            raise BuildError(
+                f"{folder} has no tokenizer.json, which prompts of the embedded task need",
+                'name a file with {"input_ids": [...]} lines: --calibration FILE',
+            )
         from proxy.embedded.rollouts import calibration_rows as sampled
 
         return sampled(Path(folder), max_tokens, seed)
@@ -85,17 +90,17 @@ def cut_rows(token_rows: Sequence[Sequence[int]], max_tokens: int, config: dict[
         BuildError: Nothing is left, or a token id is outside the vocabulary.
         CheckpointError: The config's context length or vocabulary is no positive whole number.
     """
-    longest = text_size(config, "max_position_embeddings") or max_tokens
+    longest = context(config) or max_tokens
     vocabulary = text_size(config, "vocab_size")
     rows: Rows = []
     left = max_tokens
-    for row in token_rows:
+    for number, row in enumerate(token_rows, start=1):
         if left <= 0:
             break
         ids = [int(token) for token in row[: min(longest, left)]]
         if ids and (min(ids) < 0 or (vocabulary and max(ids) >= vocabulary)):
             raise BuildError(
-                f"a calibration token id is {min(ids) if min(ids) < 0 else max(ids)}, "
+                f"a token id of calibration row {number} is {min(ids) if min(ids) < 0 else max(ids)}, "
                 f"outside the checkpoint's vocabulary of {vocabulary}",
                 "calibrate on texts tokenised for this checkpoint",
             )
@@ -105,6 +110,11 @@ def cut_rows(token_rows: Sequence[Sequence[int]], max_tokens: int, config: dict[
     if not rows:
         raise BuildError("there are no calibration tokens", "name a calibration file with at least one text")
     return rows
+
+
+def context(config: dict[str, Any]) -> int:
+    """Return how long a row may be, 0 where the config doesn't say."""
+    return text_size(config, "max_position_embeddings")
 
 
 def batch_tokens(hidden: int) -> int:
@@ -128,7 +138,12 @@ def _parse_line(line: bytes, where: str) -> tuple[list[int], str | None]:
     try:
         raw = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise BuildError(f"{where}: not JSON: {error}", _LINES) from error
+        what = (
+            f"{error.msg} at column {error.pos + 1}"
+            if isinstance(error, json.JSONDecodeError)
+            else str(error)
+        )
+        raise BuildError(f"{where}: not JSON: {what}", _LINES) from error
     ids, text = (raw.get("input_ids"), raw.get("text")) if isinstance(raw, dict) else (None, None)
     if isinstance(text, str):
         return [], text

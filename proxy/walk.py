@@ -237,6 +237,10 @@ class Pass:
             start, states = self.saved.load(self.tokens, hidden.shape)
             hidden = states or hidden
             self.saved.forget(start)
+            if start and self.progress:
+                self.progress(
+                    f"going on with a calibration that was interrupted after layer {start} of {last + 1}"
+                )
         for number in range(start, last + 1):
             after = hidden.like(self._file(f"hidden-{number % 2}"))
             with self.model.layer(number) as module:

@@ -1,8 +1,9 @@
 """The folder in which a build works: beside its output, hidden, taken up again by the next call after a kill.
 
-What a build was about to do is in `key`; a folder with another key is emptied, one that no build made is left
-alone. An error removes the folder. A kill, a lost connection, Ctrl-C or a full disk leaves it, and the same build
-goes on where it stopped. Nothing ever stands under the final name but the finished proxy.
+What a build was about to do is in `key`, what its calibration is made from in another; what has another key goes,
+and a folder that no build made is left alone. An error removes the folder. A kill, a lost connection, Ctrl-C or a
+full disk leaves it, and the same build goes on where it stopped. Nothing ever stands under the final name but the
+finished proxy.
 """
 
 from __future__ import annotations
@@ -32,12 +33,13 @@ def work_place(out: str | Path) -> Path:
 
 
 @contextmanager
-def work_folder(out: str | Path, key: str) -> Iterator[Path]:
+def work_folder(out: str | Path, key: str, calibration: str = "") -> Iterator[Path]:
     """Give the folder to work in; its ``proxy`` becomes `out` at the end, and the rest is removed.
 
     Args:
         out: The output folder.
         key: What the build is made from; another key means another build.
+        calibration: What its calibration is made from, which a build of another size or strategy may share.
 
     Raises:
         BuildError: `out` exists and is not an empty folder, cannot be made, another build writes it, or the
@@ -53,7 +55,7 @@ def work_folder(out: str | Path, key: str) -> Iterator[Path]:
         raise BuildError(f"cannot write to {out.parent}: {error.strerror}", "choose another --out") from error
     try:
         _lock(lock, out)
-        _prepare(work, key)
+        _prepare(work, key, calibration)
         yield work
         if out.exists():
             out.rmdir()  # still empty, or this fails
@@ -101,16 +103,14 @@ def _worth_keeping(work: Path) -> bool:
     return (work / "calibration" / "state.json").exists() or any((work / "proxy").glob("*.safetensors"))
 
 
-def _prepare(work: Path, key: str) -> None:
-    """Empty the folder of anything that another build left."""
-    mark = work / "key"
-    if not mark.exists() or mark.read_text() != key:
-        for path in work.iterdir():
-            if path.name != "lock":
-                _remove(path)
-        mark.write_text(key)
-    for name in ("proxy", "calibration"):
+def _prepare(work: Path, key: str, calibration: str) -> None:
+    """Empty the folder of anything that another build left; its calibration stays where it is the same."""
+    for name, made_from in (("proxy", key), ("calibration", calibration)):
+        mark = work / "key" if name == "proxy" else work / name / "key"
+        if not mark.exists() or mark.read_text() != made_from:
+            _remove(work / name)
         (work / name).mkdir(exist_ok=True)
+        mark.write_text(made_from)
 
 
 def _remove(path: Path) -> None:
@@ -136,7 +136,10 @@ def check_free(out: str | Path) -> None:
     except OSError as error:
         raise BuildError(f"cannot write to {out}: {error.strerror}", "choose another --out") from error
     if taken:
-        raise BuildError(f"output folder {out} is not empty", "choose another --out, or remove it")
+        what = (
+            f"output folder {out} is not empty" if out.is_dir() else f"{out} is there already, and no folder"
+        )
+        raise BuildError(what, "choose another --out, or move it away")
     if foreign:
         raise BuildError(
             f"a build of {out} works in {work}, which something else made",

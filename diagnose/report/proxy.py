@@ -25,8 +25,9 @@ COLUMNS = {
 """Columns of the table of layers, and what the manifest calls them."""
 LEGEND = (
     "routed kept: share of the original's routing that went to the kept experts. "
-    "halves agree: overlap of what two halves of the calibration texts would keep; below 0.6 use more texts. "
-    "distance: from an expert to the one that stands for it, on average; 0 is the same. "
+    "halves agree: of the experts that either half of the calibration texts would keep, the share that both would; "
+    "below 0.6 on average use more texts. "
+    "distance: from an expert to the one that stands for it, on average; 0 is the same, – is not measured. "
     "never used: experts that no calibration token reached."
 )
 
@@ -65,6 +66,8 @@ def facts(manifest: Mapping[str, Any]) -> list[str]:
         lines.append(
             f"Cut from {literal(spec.get('checkpoint', '?'), 200)} by {literal(spec.get('strategy'))}"
         )
+    if weights := _weights(manifest):
+        lines.append(weights)
     counts = [_count(experts.get(key)) for key in ("after", "before", "top_k")]
     if None not in counts:
         lines.append(f"{counts[0]} of {counts[1]} experts a layer, {counts[2]} a token as before")
@@ -79,6 +82,32 @@ def facts(manifest: Mapping[str, Any]) -> list[str]:
         source = literal(calibration.get("source", "?"), 80)
         lines.append(f"Calibrated on {tokens:,} tokens ({source})")
     return lines
+
+
+def _weights(manifest: Mapping[str, Any]) -> str:
+    """Return how the views were weighed, and what a search for the weights found."""
+    alpha = manifest.get("alpha")
+    if (
+        not isinstance(alpha, list)
+        or len(alpha) != 3
+        or not all(isinstance(one, int | float) for one in alpha)
+    ):
+        return ""
+    names = zip(("router", "co-activation", "context"), alpha, strict=True)
+    text = "Views: " + ", ".join(f"{name} {number(float(one), 2)}" for name, one in names)
+    search = _mapping(_mapping(manifest.get("calibration")).get("alpha_search"))
+    found = search.get("finalists")
+    best = [one for one in found if _mapping(one).get("alpha") == alpha] if isinstance(found, list) else []
+    if not best:
+        return text
+    agreement = _mapping(best[0]).get("agreement")
+    if isinstance(agreement, float):
+        text += (
+            f", found by --alpha auto: on held-out rows {percent(agreement)} of the original's next tokens"
+        )
+    else:
+        text += ", found by --alpha auto by held-out routing alone"
+    return text
 
 
 def clusters(layer: Mapping[str, Any]) -> list[str]:

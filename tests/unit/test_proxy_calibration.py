@@ -90,7 +90,7 @@ def test_rows_are_cut_to_the_budget_and_the_context(qwen):
 
 @pytest.mark.parametrize("bad", [64, -1])
 def test_foreign_token_ids_are_refused(bad, qwen):
-    with pytest.raises(BuildError, match=rf"token id is {bad}, outside .* vocabulary of 64"):
+    with pytest.raises(BuildError, match=rf"row 1 is {bad}, outside .* vocabulary of 64"):
         collect(qwen, [[1, bad]], 100)
 
 

@@ -334,9 +334,9 @@ def test_nan_in_what_calibration_does_not_read_is_found_first(qwen, tmp_path):
 def test_token_ids_beyond_a_wrappers_vocabulary(tmp_path):
     folder = make(next(k for k in KINDS if k.name == "qwen3_vl_moe"), tmp_path / "o")
     assert "vocab_size" not in tiny.read_config(folder)
-    with pytest.raises(BuildError, match="token id is 64, outside the checkpoint's vocabulary of 64"):
+    with pytest.raises(BuildError, match="row 1 is 64, outside the checkpoint's vocabulary of 64"):
         build(BuildSpec(str(folder), str(tmp_path / "p"), 4), rows=[[3, 64]])
-    with pytest.raises(BuildError, match="token id is 5000"):
+    with pytest.raises(BuildError, match="row 1 is 5000"):
         build(BuildSpec(str(folder), str(tmp_path / "p"), 4), rows=[[3, 5000]])
 
 

@@ -113,7 +113,8 @@ def test_a_pass_goes_on_after_its_last_finished_layer(qwen, tmp_path):
     assert json.loads((tmp_path / "s/state.json").read_text())["layer"] == 1
     resumed = []
     again = collect(qwen, ROWS, 10_000, resumed.append, state=tmp_path / "s")
-    assert [note.split(",")[0] for note in resumed[1:]] == [f"calibration: layer {n} of 4" for n in (3, 4)]
+    assert resumed[1] == "going on with a calibration that was interrupted after layer 2 of 4"
+    assert [note.split(",")[0] for note in resumed[2:]] == [f"calibration: layer {n} of 4" for n in (3, 4)]
     for a, b in zip(again, collect(qwen, ROWS, 10_000), strict=True):
         assert np.array_equal(a.counts_E, b.counts_E)
         assert np.array_equal(a.weighted_hidden_EH, b.weighted_hidden_EH)
@@ -193,6 +194,14 @@ def test_saliency_is_the_size_of_weighted_outputs(qwen):
         assert first.saliency_E + second.saliency_E == pytest.approx(layer.saliency_E)
     top = sorted(range(8), key=lambda e: -stats[1].saliency_E[e] / max(stats[1].counts_E[e], 1))[:3]
     assert strategy("reap").select(stats[1], Request(3)).kept == tuple(sorted(top))
+
+
+def test_experts_that_are_never_active_together_are_not_weighed_by_that(tmp_path):
+    folder = make(BY_NAME["llama4_text"], tmp_path / "o")
+    rows = [[int(token) for token in row] for row in torch.randint(3, 64, (10, 16))]
+    manifest = build(BuildSpec(str(folder), str(tmp_path / "p"), 6, search_alpha=True), rows=rows)
+    assert manifest["experts"]["top_k"] == 1 and manifest["alpha"][1] == 0
+    assert all(found["alpha"][1] == 0 for found in manifest["calibration"]["alpha_search"]["finalists"])
 
 
 def test_a_masked_router_is_forgotten_with_its_layer(tmp_path):

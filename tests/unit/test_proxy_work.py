@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import shutil
 import struct
 from dataclasses import replace
 from pathlib import Path
@@ -121,6 +122,55 @@ def test_a_build_that_was_killed_at_once_is_taken_up(left, qwen, tmp_path):
         (place / name).write_text("")
     build(spec(qwen, tmp_path / "p"))
     assert not place.exists()
+
+
+def test_another_size_takes_up_the_same_calibration(qwen, tmp_path):
+    def stop(note: str) -> None:
+        if note.startswith("kept "):
+            raise KeyboardInterrupt
+
+    first = spec(qwen, tmp_path / "p", strategy="multi_view")
+    with pytest.raises(KeyboardInterrupt):
+        build(first, stop, rows=ROWS)
+    notes = []
+    other = replace(first, experts=6, strategy="frequency")
+    build(other, notes.append, rows=ROWS)
+    assert not any(note.startswith("calibration: layer") for note in notes)
+    build(replace(other, out=str(tmp_path / "q")), rows=ROWS)
+    assert file_hash(tmp_path / "p/model.safetensors") == file_hash(tmp_path / "q/model.safetensors")
+    for changed in ({"rows": ROWS[1:]}, {"strategy": "reap"}):
+        with pytest.raises(KeyboardInterrupt):
+            build(replace(first, out=str(tmp_path / "r")), stop, rows=ROWS)
+        notes.clear()
+        asked = replace(first, out=str(tmp_path / "r"), strategy=changed.get("strategy", first.strategy))
+        build(asked, notes.append, rows=changed.get("rows", ROWS))
+        assert any(note.startswith("calibration: layer") for note in notes)
+        shutil.rmtree(tmp_path / "r")
+
+
+def test_an_interrupted_calibration_says_where_it_goes_on(qwen, tmp_path):
+    def stop(note: str) -> None:
+        if note.startswith("calibration: layer 2"):
+            raise KeyboardInterrupt
+
+    asked, notes = spec(qwen, tmp_path / "p", strategy="reap"), []
+    with pytest.raises(KeyboardInterrupt):
+        build(asked, stop, rows=ROWS)
+    build(asked, notes.append, rows=ROWS)
+    assert "going on with a calibration that was interrupted after layer 2 of 2" in notes
+
+
+def test_options_that_change_nothing_are_told(qwen, tmp_path):
+    def warnings(**more) -> str:
+        out = tmp_path / str(len(list(tmp_path.iterdir())))
+        return " ".join(build(spec(qwen, out, **more), rows=[[3] * 200, [4, 5, 6]])["warnings"])
+
+    assert "no views, so --alpha changes nothing" in warnings(strategy="frequency", alpha=(1.0, 0.0, 0.0))
+    assert "--alpha" not in warnings(strategy="frequency")
+    assert "needs no calibration, so mine.jsonl is not read" in warnings(calibration="mine.jsonl")
+    assert "1 of 2 calibration rows are longer than the model's" in warnings(strategy="frequency")
+    everything = replace(spec(qwen, tmp_path / "all"), experts=8)
+    assert "none is taken out" in " ".join(build(everything)["warnings"])
 
 
 def test_a_full_disk_while_writing_keeps_the_calibration(qwen, tmp_path, monkeypatch):
@@ -278,7 +328,7 @@ def test_doubts_say_the_number_behind_them():
     few = of_calibration([stats(tokens=40)], [0.9], 4, 2)
     assert few == ["calibration has 10 tokens an expert, fewer than 32: use more calibration tokens"]
     unsteady = of_calibration([stats(), replace(stats(), layer=5)], [0.7, 0.3], 4, 2)
-    assert len(unsteady) == 1 and "agree on 50% of the kept experts only (layer 5: 30%)" in unsteady[0]
+    assert len(unsteady) == 1 and "both keep 50% (layer 5: 30%)" in unsteady[0]
     starved = of_calibration([stats(counts=np.array([900.0, 100, 0, 0, 0, 0, 0, 0]))], [0.9], 4, 2)
     assert "fewer than 4 experts were ever active in layers [3]" in starved[0]
 

@@ -13,7 +13,9 @@ from rich.console import Console
 
 from diagnose.cli import invoke
 from diagnose.report.proxy import COLUMNS, checkpoint_facts, clusters, facts, proxy_view, size, spans
+from proxy.build import build
 from proxy.embedded import resolve
+from proxy.specs import BuildSpec
 
 MANIFEST = {
     "spec": {"checkpoint": "model", "strategy": "multi_view"},
@@ -61,6 +63,34 @@ def test_sizes_kept_experts_and_clusters_are_told() -> None:
     ):
         assert fact in text
     assert "[red]2 experts[/]" in text
+
+
+def test_the_weights_of_the_views_are_told_and_how_they_were_found() -> None:
+    alpha = [1 / 3, 0.0, 2 / 3]
+    assert "Views: router 0.33, co-activation 0, context 0.67" in facts(MANIFEST | {"alpha": alpha})
+    search = {"finalists": [{"alpha": [1, 0, 0]}, {"alpha": alpha, "agreement": 0.206}]}
+    told = facts(MANIFEST | {"alpha": alpha, "calibration": {"alpha_search": search}})
+    assert any("--alpha auto" in line and "21 % of the original's next tokens" in line for line in told)
+    assert not any("Views" in line for line in facts(MANIFEST | {"alpha": None}))
+
+
+def test_a_distance_that_was_not_measured_is_no_zero(tmp_path) -> None:
+    built = build(BuildSpec("embedded:qwen3_moe", str(tmp_path / "p"), 12, "first_k"))
+    assert {entry["loss_an_expert"] for entry in built["layers"].values()} == {None} and built[
+        "alpha"
+    ] is None
+    row = next(line for line in shown(built).splitlines() if line.strip().startswith("0 "))
+    assert row.split() == ["0", "–", "–", "–", "–"]
+
+
+def test_inspect_notices_an_edited_proxy(tmp_path, capsys) -> None:
+    build(BuildSpec("embedded:qwen3_moe", str(tmp_path / "p"), 12, "first_k"))
+    assert invoke(["proxy", "inspect", str(tmp_path / "p")]) == 0
+    assert "not the proxy" not in capsys.readouterr().err
+    config = (tmp_path / "p/config.json").read_text()
+    (tmp_path / "p/config.json").write_text(config.replace('"use_cache": true', '"use_cache": null'))
+    assert invoke(["proxy", "inspect", str(tmp_path / "p")]) == 0
+    assert "warning: this is not the proxy that was built: config.json" in capsys.readouterr().err
 
 
 def test_the_largest_clusters_come_first() -> None:
