@@ -32,6 +32,7 @@ _ODD = (
     "ssm_cfg",
 )
 """Config keys of layers that are no attention as the formulas count it."""
+_ONE_EACH = (*PLAIN_FLOATS, "F8_E4M3", "F8_E5M2", "F8_E8M0", "I8")
 LARGEST = 10**9
 COUNTED = {
     "deepseek_v2",
@@ -263,22 +264,18 @@ def counted(checkpoint: Checkpoint, layout: Layout) -> Shape:
     """Return the shape of a model by the headers of its weights, towers of other modalities included.
 
     Raises:
-        CheckpointError: Several values of a weight lie in one on disk, so that they can't be counted, or the config
-            lacks the width or the vocabulary.
+        CheckpointError: The config lacks the width or the vocabulary.
     """
     experts = router = ends = total = 0
-    hidden, vocabulary = hidden_size(checkpoint.config), text_size(checkpoint.config, "vocab_size")
-    if not hidden or not vocabulary:
+    config = checkpoint.config
+    hidden, vocabulary = text_size(config, "hidden_size"), text_size(config, "vocab_size")
+    hidden = hidden or hidden_size(config)
+    if hidden <= 0 or not vocabulary:
         raise CheckpointError("the config has no hidden_size or no vocab_size", COMPARE)
     for name, info in checkpoint.tensors.items():
         part = layout.parts[name]
         if part.role is Role.DROP or is_companion(name, checkpoint.tensors):
             continue
-        if info.dtype not in (*PLAIN_FLOATS, "F8_E4M3", "F8_E5M2", "I8") and part.role is not Role.IDS:
-            raise CheckpointError(
-                f"tensor {name!r} is {info.dtype}, which holds several values in one",
-                "name config.json itself: then the formulas count",
-            )
         total += info.numel
         experts += info.numel if part.role in (Role.EXPERT, Role.FUSED) else 0
         router += info.numel if part.role is Role.ROWS else 0
@@ -313,5 +310,9 @@ def shape_at(path: Path) -> Shape:
     """
     if path.is_dir() and any((path / name).exists() for name in (SINGLE, INDEX)):
         checkpoint = open_checkpoint(path)
-        return counted(checkpoint, understand(checkpoint))
+        layout = understand(checkpoint)
+        # Of weights that lie several in one on disk (MXFP4, packed ones) the headers don't tell how many they are.
+        if all(info.dtype in _ONE_EACH or "tid2eid" in name for name, info in checkpoint.tensors.items()):
+            return counted(checkpoint, layout)
+        return shape_of(checkpoint.config)
     return shape_of(read_object(path / CONFIG if path.is_dir() else path))

@@ -2,8 +2,10 @@
 
 import json
 import math
+import shutil
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -23,6 +25,7 @@ from proxy.embedded import resolve
 from proxy.errors import CheckpointError
 from proxy.families import understand
 from proxy.sizes import COUNTED, counted, shape_at, shape_of
+from tests.fixtures import tiny_moe as tiny
 
 QWEN = {
     "model_type": "qwen3_moe",
@@ -104,6 +107,26 @@ def test_the_formulas_are_those_of_the_headers(name, tmp_path):
     assert found.parameters == pytest.approx(exact.parameters, rel=2e-3)
     assert (found.expert, found.moe_layers, found.experts) == (exact.expert, exact.moe_layers, exact.experts)
     assert found.active == pytest.approx(exact.active, rel=1e-2)
+
+
+def test_packed_weights_are_counted_by_the_formulas(tmp_path):
+    folder = make(next(kind for kind in KINDS if kind.name == "gpt_oss"), tmp_path / "o")
+    plain = shape_at(folder)
+    tensors = tiny.load_all(folder)
+    name = "model.layers.0.mlp.experts.down_proj"
+    packed = {f"{name}_blocks": torch.zeros(12, 32, 1, 16, dtype=torch.uint8)}
+    tiny.edit_tensors(
+        folder, {name: None, f"{name}_scales": torch.ones(12, 32, 1, dtype=torch.uint8)} | packed
+    )
+    assert name in tensors and shape_at(folder) == shape_of(tiny.read_config(folder)) == plain
+
+
+@pytest.mark.parametrize("width", [-5, 0, "x"])
+def test_a_width_that_is_none(width, tmp_path):
+    folder = shutil.copytree(resolve("embedded:qwen3_moe"), tmp_path / "o")
+    tiny.edit_config(folder, hidden_size=width)
+    with pytest.raises(CheckpointError, match="hidden_size"):
+        shape_at(folder)
 
 
 @pytest.mark.parametrize("name", ["hunyuan_v1_moe", "zaya", "jamba", "qwen3_vl_moe"])
