@@ -105,8 +105,13 @@ def _model(checkpoint: Checkpoint) -> Any:
     from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
     config = AutoConfig.from_pretrained(checkpoint.folder, local_files_only=True, trust_remote_code=False)
-    for section in (config, getattr(config, "text_config", None)):
-        if section is not None and hasattr(section, "quantization_config"):
+    for section in (config, *(getattr(config, name, None) for name in config.sub_configs)):
+        if section is None:
+            continue
+        section._attn_implementation_internal = (
+            None  # the name of a repository there would be fetched and run
+        )
+        if hasattr(section, "quantization_config"):
             del section.quantization_config
     known: Any = AutoModelForCausalLM._model_mapping
     loader: Any = AutoModelForCausalLM if type(config) in known else AutoModelForImageTextToText

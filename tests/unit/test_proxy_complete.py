@@ -296,6 +296,28 @@ def test_odd_config_values_end_in_one_line(change, words, qwen, tmp_path):
     refused(folder, words, tmp_path, "multi_view")
 
 
+@pytest.mark.parametrize("family", ["qwen3_moe", "qwen3_vl_moe"])
+def test_attention_that_would_be_fetched_from_somewhere_is_not(family, tmp_path):
+    """transformers takes a name like a repository's for a kernel, downloads it and runs it."""
+    folder = make(next(k for k in KINDS if k.name == family), tmp_path / "o")
+    expected = build(BuildSpec(str(folder), str(tmp_path / "p"), 6), rows=[[3, 5, 9, 4]] * 8)
+    config = tiny.read_config(folder)
+    for section in (config, config.get("text_config", {}), config.get("vision_config", {})):
+        section["attn_implementation"] = section["_attn_implementation"] = "somebody/kernel@main"
+    (folder / "config.json").write_text(json.dumps(config))
+    model = Skeleton(open_checkpoint(folder)).model
+    named = {
+        getattr(module.config, "_attn_implementation", None)
+        for module in model.modules()
+        if hasattr(module, "config")
+    }
+    assert named <= {"sdpa", "eager"}
+    assert (
+        build(BuildSpec(str(folder), str(tmp_path / "q"), 6), rows=[[3, 5, 9, 4]] * 8)["layers"]
+        == expected["layers"]
+    )
+
+
 def test_a_config_without_end(qwen, tmp_path):
     folder = copy_of(qwen, tmp_path)
     deep = json.loads('{"a":' * 900 + "1" + "}" * 900)
