@@ -226,7 +226,7 @@ def _write(
     progress: Progress,
 ) -> dict[str, Any]:
     """Write the proxy folder and return the manifest with the proxy's own hash."""
-    copy_side_files(folder, checkpoint)
+    copy_side_files(folder, checkpoint, layout, selections)
     config = edited_config(checkpoint.config, layout, manifest["experts"]["after"], selections)
     write_json(folder / CONFIG, config)
     write_weights(folder, checkpoint, outputs(checkpoint, layout, selections, mixtures), progress)

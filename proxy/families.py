@@ -446,6 +446,8 @@ class _Assigner:
                 parts[name] = Part(Role.ROWS, layer, rest=rest, records=records)
             elif rest in ids:
                 parts[name] = Part(Role.IDS, layer, rest=rest)
+            elif sparse and rest.startswith(fused) and not self.checkpoint.tensors[name].shape:
+                parts[name] = Part(Role.COPY, layer, rest=rest)  # one factor for all experts
             elif sparse and not single and rest.startswith(fused):
                 parts[name] = Part(Role.FUSED, layer, rest=rest, records=self.experts)
             elif not sparse or not rest.startswith(family.block) or (shared and rest.startswith(shared)):

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from proxy.checkpoint import PLAIN_FLOATS, Checkpoint, check_finite, read_chunks
+from proxy.checkpoint import PLAIN_FLOATS, Checkpoint, check_finite, read_chunks, read_object
 from proxy.complete import check_complete
-from proxy.errors import BuildError
+from proxy.errors import UNCALIBRATED, BuildError
 from proxy.families import Layout, Role
-from proxy.quantisation_config import check_names
+from proxy.quantisation_config import BESIDE, check_names
 from proxy.skeleton import Skeleton
 from proxy.specs import BuildSpec
 from proxy.strategies import Strategy
@@ -19,7 +19,8 @@ def check_possible(chosen: Strategy, checkpoint: Checkpoint, layout: Layout) -> 
         BuildError: It averages experts that are quantised, or needs the outputs of experts that only run together.
         CheckpointError: The quantisation config singles out experts in a way that cannot be renumbered.
     """
-    check_names(checkpoint.config, layout)
+    beside = checkpoint.folder / BESIDE
+    check_names(checkpoint.config, layout, read_object(beside) if beside.is_file() else None)
     experts = (name for name, part in layout.parts.items() if part.role in (Role.EXPERT, Role.FUSED))
     packed = next((name for name in experts if checkpoint.tensors[name].dtype not in PLAIN_FLOATS), None)
     if chosen.merges and packed:
@@ -66,8 +67,14 @@ def check_whole(checkpoint: Checkpoint, layout: Layout, needed: bool) -> tuple[s
         if needed:
             raise
         return (f"{error}: whether every tensor of the model is there was not checked",)
-    check_complete(checkpoint, layout, skeleton)
-    return ()
+    homeless = check_complete(checkpoint, layout, skeleton)
+    if homeless and needed:
+        raise BuildError(
+            f"transformers keeps the experts of a {layout.family.model_type} in another way than this checkpoint: "
+            f"it has no place for {homeless!r}",
+            UNCALIBRATED,
+        )
+    return (f"transformers has no place for {homeless!r}: the experts were not checked",) if homeless else ()
 
 
 def check_ends(checkpoint: Checkpoint, layout: Layout) -> None:

@@ -11,6 +11,8 @@ from proxy.families import Layout, get_key, set_key
 from proxy.selection import Selection
 
 SECTION = "quantization_config"
+BESIDE = "hf_quant_config.json"
+"""The file in which ModelOpt keeps such a config."""
 _ANY_NUMBER = re.compile(r"(\\d|\[0-9\])[+*]?")
 _SOME_EXPERT = re.compile(r"experts[^a-zA-Z]*[0-9]")
 _GONE = object()
@@ -24,6 +26,12 @@ def renumber(config: dict[str, Any], layout: Layout, selections: Mapping[int, Se
         layout: The checkpoint's layout.
         selections: Experts kept, by layer.
     """
+    for key in _sections(config, layout):
+        set_key(config, key, renumbered(get_key(config, key), layout, selections))
+
+
+def renumbered(value: Any, layout: Layout, selections: Mapping[int, Selection]) -> Any:
+    """Return part of a quantisation config with the experts in module names renumbered, dropped ones left out."""
     module = _module(layout)
 
     def changed(value: Any) -> Any:
@@ -40,21 +48,25 @@ def renumber(config: dict[str, Any], layout: Layout, selections: Mapping[int, Se
             return _GONE
         return value[: found.start(2)] + str(kept.index(int(found[2]))) + value[found.end(2) :]
 
-    for key in _sections(config, layout):
-        set_key(config, key, changed(get_key(config, key)))
+    return changed(value)
 
 
-def check_names(config: Mapping[str, Any], layout: Layout) -> None:
+def check_names(config: Mapping[str, Any], layout: Layout, beside: Any = None) -> None:
     """Refuse a quantisation config that singles out experts otherwise than by a module's name.
 
     A regular expression is not tried out: it is other people's, and may take for ever.
+
+    Args:
+        config: The checkpoint's config.
+        layout: Its layout.
+        beside: What `BESIDE` holds.
 
     Raises:
         CheckpointError: It does; the message quotes the text.
     """
     module = _module(layout)
-    texts = (text for key in _sections(config, layout) for text in _texts(get_key(config, key)))
-    for text in texts:
+    sections = [get_key(config, key) for key in _sections(config, layout)]
+    for text in _texts([*sections, beside]):
         dropped = text.startswith(layout.family.mtp) and not layout.mtp_layers
         if not dropped and not module.match(text) and _SOME_EXPERT.search(_ANY_NUMBER.sub("", text)):
             raise CheckpointError(

@@ -87,6 +87,11 @@ def scaled(tensor_RC: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
     if scale.ndim < tensor_RC.ndim:
         scale = scale.reshape(*scale.shape, *[1] * (tensor_RC.ndim - scale.ndim))
     block_rows, block_columns = block_size(rows, scale.shape[-2]), block_size(columns, scale.shape[-1])
+    if (-(-rows // block_rows), -(-columns // block_columns)) != tuple(scale.shape[-2:]):
+        raise BuildError(
+            f"factors of shape {tuple(scale.shape)} do not fit values of shape {tuple(tensor_RC.shape)}",
+            "complete the download",
+        )
     for start in range(0, rows, ROWS_AT_ONCE):
         stop = min(rows, start + ROWS_AT_ONCE)
         part = result[..., start:stop, :]

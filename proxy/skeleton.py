@@ -27,7 +27,7 @@ LoadErrors = (
 """What transformers' code raises on a config or a tensor that it did not expect."""
 
 
-_LAYERS = re.compile(r"(layers?|depth|blocks)$")
+_LAYERS = re.compile(r"(layers?|depth|blocks|num_labels)$")
 
 
 class Skeleton:
@@ -104,7 +104,11 @@ def _model(checkpoint: Checkpoint) -> Any:
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
-    config = AutoConfig.from_pretrained(checkpoint.folder, local_files_only=True, trust_remote_code=False)
+    same = _same(checkpoint)
+    if same:
+        config = AutoConfig.for_model(same).from_dict({**checkpoint.config, "model_type": same})
+    else:
+        config = AutoConfig.from_pretrained(checkpoint.folder, local_files_only=True, trust_remote_code=False)
     for section in (config, *(getattr(config, name, None) for name in config.sub_configs)):
         if section is None:
             continue
@@ -122,6 +126,19 @@ def _model(checkpoint: Checkpoint) -> Any:
         model.get_submodule(path)._buffers[last] = torch.empty_like(buffer, device="cpu")
     model.initialize_weights()
     return model.eval()
+
+
+def _same(checkpoint: Checkpoint) -> str:
+    """Return the `model_type` that transformers has for a model it doesn't know by name (Kimi-K2 is a DeepSeek-V3)."""
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    from proxy.family_table import FAMILIES
+
+    name = checkpoint.config.get("model_type")
+    if name in CONFIG_MAPPING:
+        return ""
+    twins = (family.model_type for family in FAMILIES if name in family.also)
+    return next((twin for twin in twins if twin in CONFIG_MAPPING), "")
 
 
 def cannot_load(checkpoint: Checkpoint, error: BaseException) -> BuildError:

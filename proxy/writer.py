@@ -25,13 +25,14 @@ from proxy.checkpoint import (
     Checkpoint,
     TensorInfo,
     from_float32,
+    read_object,
     to_float32,
 )
 from proxy.copying import checks, copy_span, spans, write_all
 from proxy.errors import CheckpointError
 from proxy.families import Layout, Part, Role, get_key, set_key
 from proxy.manifest import side_files
-from proxy.quantisation_config import renumber
+from proxy.quantisation_config import BESIDE, renumber, renumbered
 from proxy.selection import Selection
 
 Mixture = tuple[tuple[int, float], ...]
@@ -219,14 +220,19 @@ def write_weights(
         write_json(folder / INDEX, index)
 
 
-def copy_side_files(folder: Path, checkpoint: Checkpoint) -> None:
-    """Copy what lies beside the weights (tokenizer, generation config, licence …): plain files, no weights.
+def copy_side_files(
+    folder: Path, checkpoint: Checkpoint, layout: Layout, selections: Mapping[int, Selection]
+) -> None:
+    """Copy what lies beside the weights (tokenizer, generation config, licence …), experts in ModelOpt's renumbered.
 
     Raises:
         CheckpointError: One of them is a link that leaves the checkpoint's folder.
     """
     for path in side_files(checkpoint):
-        shutil.copyfile(path, folder / path.name)
+        if path.name == BESIDE:
+            write_json(folder / BESIDE, renumbered(read_object(path), layout, selections))
+        else:
+            shutil.copyfile(path, folder / path.name)
 
 
 def write_json(path: Path, data: Mapping[str, Any]) -> None:

@@ -259,6 +259,42 @@ def test_foreign_quantisations_are_copied_and_still_have_to_be_whole(kind, plain
         shutil.rmtree(less)
 
 
+def test_experts_that_transformers_keeps_in_another_way(tmp_path):
+    """Llama-4 checkpoints for vLLM have their experts one by one."""
+    folder = make(next(k for k in KINDS if k.name == "llama4_text"), tmp_path / "o")
+    changes: dict[str, torch.Tensor | None] = {}
+    for name, tensor in tiny.load_all(folder).items():
+        if ".experts." in name:
+            changes[name] = None
+            parts = (
+                {"down_proj": tensor}
+                if "down" in name
+                else dict(zip(("gate_proj", "up_proj"), tensor.chunk(2, -1), strict=True))
+            )
+            for part, stack in parts.items():
+                start = name.rpartition(".")[0]
+                changes |= {f"{start}.{e}.{part}.weight": stack[e].T.contiguous() for e in range(12)}
+    tiny.edit_tensors(folder, changes)
+    manifest = build(BuildSpec(str(folder), str(tmp_path / "copied"), 6, "first_k"))
+    assert "the experts were not checked" in manifest["warnings"][0]
+    assert "first_k" in refused(folder, "in another way than this checkpoint", tmp_path, "multi_view").mend
+    name = "model.layers.1.self_attn.q_proj.weight"
+    tiny.edit_tensors(folder, {name: None})
+    refused(folder, name, tmp_path)
+
+
+def test_a_model_that_transformers_knows_under_another_name(tmp_path):
+    folder = make(next(k for k in KINDS if k.name == "deepseek_v3"), tmp_path / "o")
+    rows = [[3, 5, 9, 4]] * 8
+    expected = build(BuildSpec(str(folder), str(tmp_path / "p"), 6), rows=rows)
+    tiny.edit_config(
+        folder, model_type="kimi_k2", auto_map={"AutoConfig": "configuration_deepseek.DeepseekV3Config"}
+    )
+    found = build(BuildSpec(str(folder), str(tmp_path / "q"), 6), rows=rows)
+    assert found["layers"] == expected["layers"] and found["family"] == "kimi_k2"
+    assert tiny.read_config(tmp_path / "q")["model_type"] == "kimi_k2"
+
+
 @pytest.mark.parametrize("name", ["qwen3_moe", "gpt_oss", "kimi_k25"])
 def test_a_head_that_is_the_embedding_is_not_missed(name, tmp_path):
     kind = next(k for k in KINDS if k.name == name)

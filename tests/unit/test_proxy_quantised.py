@@ -329,6 +329,34 @@ def test_ids_are_renumbered_wherever_a_module_is_named(layout):
     }
 
 
+def test_ids_in_modelopts_own_file_are_renumbered(tmp_path):
+    folder = tiny.make_qwen(tmp_path / "o")
+    own = {
+        "quantization": {
+            "exclude_modules": ["lm_head", EXPERT_5],
+            "quantized_layers": {EXPERT_5: {"algo": "FP8"}},
+        }
+    }
+    (folder / "hf_quant_config.json").write_text(json.dumps(own))
+    manifest = build(BuildSpec(str(folder), str(tmp_path / "p"), 6, "random", seed=3))
+    kept = manifest["layers"]["0"]["kept"]
+    assert 5 in kept and kept.index(5) != 5  # or the test shows nothing
+    new = EXPERT_5.replace(".5.", f".{kept.index(5)}.")
+    found = json.loads((tmp_path / "p/hf_quant_config.json").read_text())["quantization"]
+    assert found == {"exclude_modules": ["lm_head", new], "quantized_layers": {new: {"algo": "FP8"}}}
+    own["quantization"]["exclude_modules"].append("re:.*experts.5.*")
+    (folder / "hf_quant_config.json").write_text(json.dumps(own))
+    with pytest.raises(CheckpointError, match="names single experts by"):
+        build(BuildSpec(str(folder), str(tmp_path / "q"), 6, "random"))
+
+
+@pytest.mark.parametrize("shape", [(5000, 1), (0, 1)])
+def test_factors_that_do_not_fit(shape):
+    values = torch.zeros(16, 32).to(torch.float8_e4m3fn)
+    with pytest.raises((BuildError, ArithmeticError), match=r"do not fit|by zero"):
+        to_float({"x.weight": values, "x.weight_scale_inv": torch.ones(shape)}, {})
+
+
 @pytest.mark.parametrize(
     "text",
     [
