@@ -40,7 +40,7 @@ def check_complete(checkpoint: Checkpoint, layout: Layout, skeleton: Skeleton) -
         if target not in skeleton.meta:
             continue  # what transformers leaves out when it loads
         info, expected = checkpoint.tensors[name], tuple(skeleton.meta[target].shape)
-        as_it_is = name == plain and info.dtype in (*PLAIN_FLOATS, "F8_E4M3", "F8_E5M2", "I8")
+        as_it_is = name == plain and info.dtype in (*PLAIN_FLOATS, "F8_E4M3", "F8_E5M2")
         if pattern is None and as_it_is and info.shape != expected:
             raise _other(
                 checkpoint, f"tensor {name!r} has shape {info.shape}, and by config.json it is {expected}"

@@ -17,7 +17,7 @@ from functools import cache, cached_property
 from importlib.metadata import entry_points
 from typing import Any
 
-from proxy.checkpoint import Checkpoint, TensorInfo
+from proxy.checkpoint import PLAIN_FLOATS, Checkpoint, TensorInfo
 from proxy.companions import is_companion, unreadable
 from proxy.errors import CheckpointError
 
@@ -492,6 +492,13 @@ def _check_complete(checkpoint: Checkpoint, layout: Layout) -> None:
         # A quantised checkpoint may leave some experts in full precision.
         return _matrices(tensors) if quantised else _looks(checkpoint, tensors)
 
+    for layer, experts in layout.members.items() if quantised else ():
+        if (lost := _lost(checkpoint, experts)) is not None:
+            raise CheckpointError(
+                f"layer {layer}: expert {lost} lacks tensors that its neighbours have, or has another shape",
+                DOWNLOAD,
+            )
+
     for layer, experts in layout.members.items():
         regular = {expert for expert in experts if expert < layout.experts}
         if len(regular) != layout.experts or max(experts) >= layout.experts + layout.extra_rows:
@@ -530,6 +537,33 @@ def _looks(checkpoint: Checkpoint, tensors: dict[str, str]) -> dict[str, tuple[s
         return info.dtype, info.shape
 
     return {rest: look(checkpoint.tensors[name]) for rest, name in tensors.items()}
+
+
+def _lost(checkpoint: Checkpoint, experts: Mapping[int, dict[str, str]]) -> int | None:
+    """Return an expert in which a quantised matrix has a part of what it has in another one, or another shape.
+
+    A matrix in full precision is its weight alone. Packed ones may have other shapes, since their bits may differ.
+    """
+    kinds: dict[str, dict[frozenset[str], int]] = {}
+    shapes: dict[str, tuple[int, ...]] = {}
+    for expert, tensors in experts.items():
+        found: dict[str, set[str]] = {}
+        for rest, name in tensors.items():
+            matrix, _, kind = rest.partition(".")
+            info = checkpoint.tensors[name]
+            whole = kind in ("weight", "bias") and info.dtype in PLAIN_FLOATS
+            found.setdefault(matrix, set()).add("" if whole else kind)
+            plain = kind == "weight" and info.dtype in (*PLAIN_FLOATS, "F8_E4M3", "F8_E5M2")
+            if plain and shapes.setdefault(matrix, info.shape) != info.shape:
+                return expert
+        for matrix, names in found.items():
+            if names != {""}:
+                kinds.setdefault(matrix, {}).setdefault(frozenset(names - {""}), expert)
+    for found_kinds in kinds.values():
+        for some, expert in found_kinds.items():
+            if any(some < other for other in found_kinds):
+                return expert
+    return None
 
 
 def short(value: Any, most: int = 60) -> str:

@@ -13,7 +13,7 @@ from proxy.selection import Selection
 SECTION = "quantization_config"
 BESIDE = "hf_quant_config.json"
 """The file in which ModelOpt keeps such a config."""
-_ANY_NUMBER = re.compile(r"(\\d|\[0-9\])[+*]?")
+_ANY_NUMBER = re.compile(r"(\\d|\[0-9\])([+*]|\{[0-9,]+\})?")
 _SOME_EXPERT = re.compile(r"experts[^a-zA-Z]*[0-9]")
 _GONE = object()
 
@@ -78,7 +78,8 @@ def check_names(config: Mapping[str, Any], layout: Layout, beside: Any = None) -
 def _sections(config: Mapping[str, Any], layout: Layout) -> list[str]:
     """Return the keys of the quantisation configs that there are."""
     roots = sorted({"", f"{layout.root}." if layout.root else "", "text_config."})
-    return [f"{root}{SECTION}" for root in roots if isinstance(get_key(config, f"{root}{SECTION}"), dict)]
+    keys = [f"{root}{name}" for root in roots for name in (SECTION, "compression_config")]
+    return [key for key in keys if isinstance(get_key(config, key), dict)]
 
 
 def _texts(value: Any) -> Iterator[str]:

@@ -114,7 +114,10 @@ def _prepare(work: Path, key: str, calibration: str) -> None:
 
 
 def _remove(path: Path) -> None:
-    """Remove a file or folder."""
+    """Remove a file or folder; of a build's own what says so goes last."""
+    for name in ("proxy", "calibration"):
+        if (path / "lock").is_file() and (path / name).is_dir():
+            shutil.rmtree(path / name, ignore_errors=True)
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
     else:

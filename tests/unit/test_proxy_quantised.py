@@ -380,6 +380,7 @@ def test_patterns_for_single_experts_are_refused(text, layout):
         "re:.*experts.*",
         r"re:.*mlp\.experts\.\d+\..*",
         "re:.*experts.[0-9]+.down_proj",
+        r"re:.*experts\.\d{1,3}\.up_proj",
         r"re:.*layers\.0\.mlp\.experts\..*w2",
         "re:.*shared_experts.*",
         "mtp.layers.0.mlp.experts.5.up_proj",
