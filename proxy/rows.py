@@ -75,7 +75,12 @@ def file_rows(
                 ids, text = _parse_line(line, f"{path}:{number}")
                 if text is not None:
                     encode = encode or _tokenizer(Path(folder))
-                    ids = encode(text)
+                    try:
+                        ids = encode(text)
+                    except Exception as error:  # the library raises bare Exception
+                        raise BuildError(
+                            f"{path}:{number}: the tokenizer refuses it: {error}", _LINES
+                        ) from error
                 rows.append(ids)
                 tokens += len(ids)
     except OSError as error:
