@@ -31,6 +31,7 @@ CHECK_BYTES = 1 << 19
 MAX_DEPTH = 64
 PLAIN_FLOATS = ("F64", "F32", "F16", "BF16")
 """Dtypes that arithmetic is done on as they are."""
+FP8 = ("F8_E4M3", "F8_E5M2")
 
 # Whole numbers of the same width, and the bits of the smallest that is not finite (of NaN in F8_E4M3): among
 # positive numbers, read with a sign, and among negative ones, read without. F8_E8M0 has no sign, and one NaN.

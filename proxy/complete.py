@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from proxy.checkpoint import PLAIN_FLOATS, Checkpoint
+from proxy.checkpoint import FP8, PLAIN_FLOATS, Checkpoint
 from proxy.companions import is_companion, unquantised
 from proxy.errors import CheckpointError
 from proxy.families import Layout, Role
@@ -40,7 +40,7 @@ def check_complete(checkpoint: Checkpoint, layout: Layout, skeleton: Skeleton) -
         if target not in skeleton.meta:
             continue  # what transformers leaves out when it loads
         info, expected = checkpoint.tensors[name], tuple(skeleton.meta[target].shape)
-        as_it_is = name == plain and info.dtype in (*PLAIN_FLOATS, "F8_E4M3", "F8_E5M2")
+        as_it_is = name == plain and info.dtype in (*PLAIN_FLOATS, *FP8)
         if pattern is None and as_it_is and info.shape != expected:
             raise _other(
                 checkpoint, f"tensor {name!r} has shape {info.shape}, and by config.json it is {expected}"

@@ -17,7 +17,7 @@ from functools import cache, cached_property
 from importlib.metadata import entry_points
 from typing import Any
 
-from proxy.checkpoint import PLAIN_FLOATS, Checkpoint, TensorInfo
+from proxy.checkpoint import FP8, PLAIN_FLOATS, Checkpoint, TensorInfo
 from proxy.companions import is_companion, unreadable
 from proxy.errors import CheckpointError
 
@@ -553,7 +553,7 @@ def _lost(checkpoint: Checkpoint, experts: Mapping[int, dict[str, str]]) -> int 
             info = checkpoint.tensors[name]
             whole = kind in ("weight", "bias") and info.dtype in PLAIN_FLOATS
             found.setdefault(matrix, set()).add("" if whole else kind)
-            plain = kind == "weight" and info.dtype in (*PLAIN_FLOATS, "F8_E4M3", "F8_E5M2")
+            plain = kind == "weight" and info.dtype in (*PLAIN_FLOATS, *FP8)
             if plain and shapes.setdefault(matrix, info.shape) != info.shape:
                 return expert
         for matrix, names in found.items():

@@ -7,7 +7,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from proxy.checkpoint import CONFIG, INDEX, PLAIN_FLOATS, SINGLE, Checkpoint, open_checkpoint, read_object
+from proxy.checkpoint import (
+    CONFIG,
+    FP8,
+    INDEX,
+    PLAIN_FLOATS,
+    SINGLE,
+    Checkpoint,
+    open_checkpoint,
+    read_object,
+)
 from proxy.companions import is_companion
 from proxy.errors import CheckpointError
 from proxy.families import (
@@ -32,7 +41,7 @@ _ODD = (
     "ssm_cfg",
 )
 """Config keys of layers that are no attention as the formulas count it."""
-_ONE_EACH = (*PLAIN_FLOATS, "F8_E4M3", "F8_E5M2", "F8_E8M0", "I8")
+_ONE_EACH = (*PLAIN_FLOATS, *FP8, "F8_E8M0", "I8")
 LARGEST = 10**9
 COUNTED = {
     "deepseek_v2",

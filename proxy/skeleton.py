@@ -52,9 +52,7 @@ class Skeleton:
         try:
             self.model = _model(checkpoint)
             self._mapping = get_model_conversion_mapping(self.model)
-        except (
-            Exception
-        ) as error:  # a config is other people's, and what a model class makes of it can be anything
+        except Exception as error:  # whatever a model class makes of other people's config
             raise cannot_load(checkpoint, error) from error
         self.meta: dict[str, torch.Tensor] = self.model.state_dict()
         self._names: dict[str, tuple[str, str | None]] = {}
@@ -112,9 +110,8 @@ def _model(checkpoint: Checkpoint) -> Any:
     for section in (config, *(getattr(config, name, None) for name in config.sub_configs)):
         if section is None:
             continue
-        section._attn_implementation_internal = (
-            None  # the name of a repository there would be fetched and run
-        )
+        # The name of a repository there would be fetched and run.
+        section._attn_implementation_internal = None
         if hasattr(section, "quantization_config"):
             del section.quantization_config
     known: Any = AutoModelForCausalLM._model_mapping

@@ -128,9 +128,8 @@ class Streamed:
         unique = sorted(set(token_ids))
         if big:
             embedding.weight = torch.nn.Parameter(self._rows(big[0], unique), requires_grad=False)
-            embedding.padding_idx = (
-                None  # it would have to be one of the rows, and matters for gradients only
-            )
+            # It would have to be one of the rows, and matters for gradients only.
+            embedding.padding_idx = None
             where = {token: row for row, token in enumerate(unique)}
             look_up = torch.tensor([where.get(token, 0) for token in range(max(unique) + 1)])
             handle = embedding.register_forward_pre_hook(lambda _, args: (look_up[args[0]], *args[1:]))
