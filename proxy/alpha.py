@@ -70,22 +70,20 @@ def search_alpha(
         key = tuple(selection.kept for selection in picked.values())
         found.setdefault(key, (alpha, routed_mass(stats, picked), picked))
     best = sorted(found.values(), key=lambda one: -one[1])[:FINALISTS]
-    report = []
+    report: list[dict[str, Any]] = [{"alpha": list(alpha), "routed_mass": mass} for alpha, mass, _ in best]
+    by_mass: dict[str, Any] = {"alpha": list(best[0][0]), "finalists": report}
     if rows is None or len(best) == 1 or layout.family.tap != "experts":
-        report = [{"alpha": list(alpha), "routed_mass": mass} for alpha, mass, _ in best]
-        return replace(request, alpha=best[0][0]), {"alpha": list(best[0][0]), "finalists": report}
+        return replace(request, alpha=best[0][0]), by_mass
     held_out = cut_rows(rows[1::2], AGREEMENT_TOKENS, checkpoint.config)
     try:
         whole = predictions(checkpoint, layout, held_out, None)
     except CannotPredict as error:
-        report = [{"alpha": list(alpha), "routed_mass": mass} for alpha, mass, _ in best]
-        found_by = {"alpha": list(best[0][0]), "finalists": report, "by_routed_mass_alone": str(error)}
-        return replace(request, alpha=best[0][0]), found_by
+        return replace(request, alpha=best[0][0]), by_mass | {"by_routed_mass_alone": str(error)}
     scores = []
-    for alpha, mass, picked in best:
+    for entry, (_, mass, picked) in zip(report, best, strict=True):
         masked = predictions(checkpoint, layout, held_out, picked)
         agreement = sum(a == b for a, b in zip(whole, masked, strict=True)) / len(whole)
-        report.append({"alpha": list(alpha), "routed_mass": mass, "agreement": agreement})
+        entry["agreement"] = agreement
         scores.append(mass + agreement)
     winner = best[scores.index(max(scores))][0]
     return replace(request, alpha=winner), {"alpha": list(winner), "finalists": report, "tokens": len(whole)}
